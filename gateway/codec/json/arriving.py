@@ -4,9 +4,9 @@ A `Reading` yields `STEP` after each step of work and `MORE` where it cannot go 
 `ArrivingText` is what it reads from. So what is nested in a document is nested in the program as well: a function
 reads an object, and calls another one for a value in it.
 
-The members of an object, and the items of an array, are mostly short. They are cut off in runs of whole ones and
-parsed together (`items`). One that is too long for that is read by itself: its name first, and its value by whoever
-knows what to do with it, piece by piece. Which of both it is depends on the text alone, never on how it was cut.
+The members of an object, and the items of an array, are mostly short. Short ones are parsed together, in runs of whole
+members or items (`items`). A long one is read by itself: a member's name first, then the value, piece by piece, by the
+function that the caller gives. What counts as long depends on the text alone, never on where the chunks were cut.
 
 Not here: what any value means. `scanner` is for documents whose long values are all of one kind.
 """
@@ -31,8 +31,8 @@ STEP, MORE = True, False
 
 _COMMA = ord(",")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-# Items with a comma behind each, in which brackets stand in brackets at most: three times faster than token by token.
-# Whether these brackets match, and all else, is seen when the items are parsed.
+# Items with a comma behind each, whose brackets are nested two deep at most: three times faster than token by token.
+# The parser that gets the items sees whether their brackets match.
 _FLAT = rb'(?>(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*)'
 _ITEMS = re.compile(
     rb'(?:(?>(?:[^"\[\]{},]++|"(?:[^"\\]++|\\.)*+"|[\[{](?>(?:%b[\[{]%b[\]}])*)%b[\]}])*),)+' % (_FLAT, _FLAT, _FLAT),
@@ -77,9 +77,9 @@ class ArrivingText:
         self.consumed += n_bytes
 
     def more(self, label: str = "", enough: int = 0) -> Reading[None]:
-        """Wait for half as much again as there is, or for *enough* bytes; where there is nothing, for anything.
+        """Wait until the buffer has grown by half, or has *enough* bytes; an empty buffer waits for any byte.
 
-        So a sender that sends byte by byte does not make the work quadratic. Raises `CodecError`, which begins with
+        A sender that sends byte by byte would make the work quadratic otherwise. Raises `CodecError`, which begins with
         *label*, if no more will come.
         """
         size = len(self.buffer)
@@ -110,9 +110,9 @@ class ArrivingText:
             yield from self.more()
 
     def run(self, closing: int) -> Reading[bytes]:
-        """As many whole items as one step parses, up to a comma or the *closing* bracket; they stay.
+        """As many whole items as one step parses, up to a comma or the *closing* bracket; they stay in the buffer.
 
-        Empty if the first is too long for that.
+        Empty if the first item is too long for one step.
         """
         while True:
             window = bytes(memoryview(self.buffer)[:RUN_BYTES])
@@ -165,8 +165,8 @@ class ArrivingText:
 class ItemText(ArrivingText):
     """The next item of an array that arrives, without what stands behind it.
 
-    Sinks of numbers take the last bracket before a quote or brace for the end of their data. Other lists may stand
-    before these in an array, so there the end has to be found first.
+    Sinks of numbers take the last bracket before a quote or brace for the end of their data. In an array, other lists
+    may follow the item before the next quote or brace, so the item's end has to be found first.
     """
 
     def __init__(self, array: ArrivingText, label: str) -> None:
@@ -204,9 +204,9 @@ def read_members(
 ) -> Reading[None]:
     """Read the object that *text* begins with.
 
-    *read_run* gets some whole members at a time, *read_long* the name of a member that it reads the value of from
-    *text*, also where a short one is malformed, so that the error says which. Of two members with one name the last
-    comes last; in one run it is the only one. Raises `CodecError`.
+    *read_run* gets some whole members at a time. *read_long* gets the name of one member and reads its value from
+    *text*: that of a long member, and that of a short one which is malformed, so that the error can name it. Of two
+    members with one name, the last is read last; in one run, only the last is there. Raises `CodecError`.
     """
 
     def read_member() -> Reading[None]:
@@ -233,8 +233,8 @@ def read_items(
 ) -> Reading[None]:
     """Read the array that *text* begins with.
 
-    *parse* makes items of an array of short ones. *read_run* gets some of these at a time; *read_long* reads an item
-    that is longer, or malformed, or none for *parse*, from *text*. Raises `CodecError`.
+    *parse* makes a list of items from an array of short ones, and *read_run* gets this list. *read_long* reads from
+    *text* an item that is long, is malformed, or is refused by *parse*. Raises `CodecError`.
     """
     return _read(text, END_ARRAY, lambda run: parse(b"[%b]" % run), read_run, read_long)
 
@@ -246,7 +246,7 @@ def _read(
     read_run: Callable[[T], Reading[None]],
     read_single: Callable[[], Reading[None]],
 ) -> Reading[None]:
-    """Read up to the *closing* bracket the array or object that *text* begins with, whose short items *parse* makes."""
+    """Read the array or object that *text* begins with, up to its *closing* bracket; *parse* makes the short items."""
     text.drop(1)
     code = yield from text.first()
     read_singly_to = 0

@@ -34,9 +34,9 @@ _AFTER_SCALAR = re.compile(rb"[ \t\r\n,}\]]")
 
 
 def skip_inside_string(text: bytes | bytearray | memoryview, start: int) -> tuple[int, bool]:
-    """Where the inside of a string that goes on at *start* ends, at most `WALK_BYTES` further; whether it is closed.
+    """The end of a string whose inside goes on at *start*, at most `WALK_BYTES` further; whether the string is closed.
 
-    If it is closed, the end is behind its quote. Only the end is looked for: escapes are not judged.
+    The end of a closed string is behind its quote. Escapes are not judged.
     """
     limit = min(len(text), start + WALK_BYTES)
     inside = _INSIDE_STRING.match(text, start, limit)
@@ -46,7 +46,7 @@ def skip_inside_string(text: bytes | bytearray | memoryview, start: int) -> tupl
 
 
 def scalar_end(window: bytes, start: int) -> int:
-    """Where the number or word ends that begins at *start*; 0 if that is behind the window.
+    """The end of the number or word that begins at *start*; 0 if it goes on behind the window.
 
     Raises `CodecError` if no value begins there, or one longer than a piece.
     """

@@ -14,9 +14,9 @@ RUN_BYTES = 8 * 1024
 
 
 def end_of_run(text: bytes, start: int, closing: int) -> int:
-    """Where the run of whole items ends that begins at *start*, behind an opening bracket or a comma.
+    """The end of the run of whole items that begins at *start*, behind an opening bracket or a comma.
 
-    A comma or the *closing* bracket (`END_ARRAY` or `END_OBJECT`) stands at the end. 0 if the first item is too long
+    At the end stands a comma, or the *closing* bracket (`END_ARRAY` or `END_OBJECT`). 0 if the first item is too long
     to be walked through in one step. Raises `CodecError` for another closing bracket.
     """
     limit = min(len(text), start + RUN_BYTES)

@@ -15,21 +15,20 @@ from gateway.codec.json.brackets import ARRAY, OBJECT, STEP_TOKENS, WALK_BYTES, 
 from gateway.codec.tensors.pieces import NOT_SPACE
 
 MAX_KEY_BYTES = 256
-"""The longest key that is looked at: several times what the keys that are looked for take with every character
-escaped."""
+"""The longest key that is compared with a wanted one: a wanted key is shorter, even with every character escaped."""
 
 EACH = ""
 """In a path: each item of an array."""
 
 # A whole string, with the colon that makes it a key (1) or the end of the window, where that is not known yet (2);
 # a quote whose string is not complete (3); or a bracket that opens (4) or closes (5).
-# It begins with one set of bytes, for which `re` searches ten times faster than for alternatives.
+# The pattern begins with one set of bytes, for which `re` searches ten times faster than for alternatives.
 _TOKEN = re.compile(
     rb'["\[\]{}](?:(?<=")(?:(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(\Z)|)|())|(?<=[\[{])()|(?<=[\]}])())', re.DOTALL
 )
 _KEY, _LAST_STRING, _OPENED_STRING, _OPEN, _CLOSE = 1, 2, 3, 4, 5
 
-# Numbers, whole strings, and whole arrays and objects of only these: inside of a value they are skipped.
+# Numbers, whole strings, and whole arrays and objects of numbers and strings: a step skips them inside of a value.
 _WITHOUT_BRACKETS = rb'[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"'
 _FLAT = re.compile(rb"(?:%b|[\[{](?>(?:%b)*)[\]}])+" % (_WITHOUT_BRACKETS, _WITHOUT_BRACKETS), re.DOTALL)
 
@@ -46,9 +45,9 @@ class MemberFinder:
         self.depth = 0
         """How many brackets are open."""
         self._path = [b'"%b"' % key.encode() if key != EACH else b"" for key in path]
-        self._matched = 0  # so much of the path leads to the object or array that is open
-        self._is_next = False  # the next value is that of the path's next key
-        self._may_be_key = False  # such a key may have come: a colon is missing
+        self._matched = 0  # how many steps of the path lead to the object or array that is open
+        self._is_next = False  # the next value belongs to the path's next key
+        self._may_be_key = False  # a string like the path's next key has come, and a colon may follow
         self._inside_string = False
 
     def step(self, buffer: bytes | bytearray | memoryview) -> int:

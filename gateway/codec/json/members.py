@@ -129,7 +129,7 @@ def protect_literals(text: bytes) -> tuple[bytes, bytes]:
 
 
 def restore_literals(text: bytes, marker: bytes) -> bytes:
-    """Undo `protect_literals`, in a part of what it returned."""
+    """Undo `protect_literals` in *text*, a part of the text that it returned."""
     if not marker or marker not in text:
         return text
     for stand_in, literal in _literals_of(marker).items():
@@ -154,5 +154,5 @@ def restore_members(members: RawMembers, marker: bytes) -> Members:
 
 @lru_cache(maxsize=1)  # one text has many parts
 def _literals_of(marker: bytes) -> dict[bytes, bytes]:
-    """The literals by what stands in their places."""
+    """Each literal by the array that stands in its place."""
     return {b"%b%d]" % (marker, index): literal for index, literal in enumerate(_LITERALS)}

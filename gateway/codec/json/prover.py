@@ -14,8 +14,8 @@ put behind it closes what is open at its end. The parser then proves everything 
 its brackets fit to those outside. It cannot see the commas at the cuts, which `check_cut` looks at.
 
 Strings longer than a piece are cut as well. The inside of one is proved part by part, each between quotes;
-`string_part` sees to it that no escape and no character is cut. What stands before it since the last comma waits; it
-is proved with what follows, with an empty string in the place of the long one.
+`string_part` sees to it that no escape and no character is cut. The text between the last comma and a long string
+waits. It is proved together with the text behind the string, with an empty string in the place of the long one.
 
 Which brackets are open is found by walking through strings and brackets alone; a mistake there cannot make wrong text
 pass, because the parser judges every byte.
@@ -103,7 +103,10 @@ class Prover:
         return self._take(b"", comma + 1)
 
     def _take(self, before: bytes, end: int) -> int:
-        """What is finished with of the window, if of what waits and the window all up to *end* is; *before* waits."""
+        """How many bytes of the window are finished with; *before* waits from now on.
+
+        All is finished with up to *end*, which is counted from the front of the text that has waited.
+        """
         taken = end - len(self._before)
         self._before = before
         return taken

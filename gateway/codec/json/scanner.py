@@ -1,9 +1,9 @@
 """Reading a JSON document that arrives in pieces.
 
 An inference document is small but for one thing: the `data` of its tensors. `Scanner` walks through the document as
-it comes and separates the two. Each `data` value goes to a sink that takes it piece by piece; all the rest, the
-skeleton, stays together, with the number of the sink standing where the value stood. The skeleton is ordinary JSON
-and is parsed (and so judged) by msgspec.
+it arrives and takes the data out. Each `data` value goes to a sink, piece by piece. All the rest stays together: the
+skeleton, in which a value's place has the number of its sink. The skeleton is ordinary JSON, which msgspec parses and
+so judges.
 
 Here: where things are. Not here: how a document is walked through (`member_finder`), and what any value means.
 """
@@ -19,10 +19,10 @@ from gateway.codec.tensors.pieces import NOT_SPACE, SPACE
 from gateway.errors import CodecError, TooLargeError
 
 MAX_VALUES = 16
-"""How often one object may say `data`: the last wins (protocol 1.6), but each is looked at."""
+"""How many members called `data` one object may have: the last wins (protocol 1.6), but all are read."""
 
 MAX_ENTRY_BYTES = 16 * 1024
-"""An object with more than this before its `data` is opened as if it had said nothing: parsing it would take long."""
+"""The most text before an object's `data` that `open_value` can ask for; it gets no members where there is more."""
 
 OpenValue = Callable[[Callable[[], bytes]], Sink]
 """Gives the sink for a value; can ask for the members before its `data`, as a JSON object."""
@@ -51,7 +51,7 @@ class Scanner:
         self._skeleton = bytearray()
         self._text = ArrivingText()
         self._trailing = 0
-        # It knows nothing of the scanner: in a circle, a tensor would wait for the garbage collector.
+        # The generator knows nothing of the scanner: in a circle, a tensor would wait for the garbage collector.
         self._reading = _read(self._text, self._skeleton, self.spans, section, open_value, max_entries)
 
     @property
@@ -70,7 +70,7 @@ class Scanner:
         return len(self._skeleton)
 
     def trailing_bytes(self) -> int:
-        """How many bytes that are not blank came behind the document."""
+        """How many bytes came behind the document, without blanks around them."""
         return self._trailing
 
     def feed(self, chunk: bytes | memoryview) -> Iterator[None]:
@@ -109,7 +109,7 @@ def _read(
     open_value: OpenValue,
     max_entries: int,
 ) -> Reading[None]:
-    """Read the document that *text* begins with into *skeleton* and *spans*; the others are those of `Scanner`."""
+    """Read the document that *text* begins with into *skeleton* and *spans*; other parameters are as for `Scanner`."""
     finder = MemberFinder(section, EACH, "data")
     n_entries = entry_values = entry_start = 0
     while finder.depth or not skeleton.endswith(b"}"):

@@ -23,12 +23,12 @@ from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE
 from gateway.errors import CodecError
 
 MAX_LEVELS = 8
-"""How deep lists of numbers are nested that are skipped together; each level is one more look at their brackets."""
+"""The deepest nesting of lists that are skipped together: each level takes one more pass over their brackets."""
 
 SKIP_BYTES = 512
-"""How much text is looked at first for the end of a value that is skipped, and each time twice as much.
+"""How much text the first step of a skipped value searches for its end; each further step searches twice as much.
 
-Many values are short, and what is looked at beyond their ends is looked at again for the next ones.
+Many values are short, and text that was searched behind a value's end is searched again for the next value.
 """
 
 _BESIDE_LISTS = bytes(byte for byte in range(256) if byte not in b"[]")
@@ -73,7 +73,7 @@ class labelling:  # noqa: N801  reads as a verb: with labelling(sink)
 
 
 def taken_out(pieces: list[bytes]) -> Iterator[bytes]:
-    """The *pieces*, each taken out of the list, so that it is gone when it is read."""
+    """The *pieces*, each taken out of the list, so that its memory is free when it has been read."""
     pieces.reverse()
     while pieces:
         yield pieces.pop()
@@ -101,7 +101,7 @@ def pour(pieces: Iterable[bytes | memoryview], sink: Sink) -> Iterator[None]:
 class SkipSink:
     """Takes a value of any type without looking into it and only finds its end.
 
-    It is for values that can be read again where they stand, in a body that is held anyway.
+    For values in a body that is held anyway: they can be read again where they stand.
     """
 
     held_bytes = 0
@@ -146,8 +146,8 @@ class SkipSink:
     def _skip_lists(self, window: bytes) -> bool:
         """Follow the brackets of lists of numbers, if *window* has nothing else and the value goes on behind it.
 
-        Lists that begin and end in it are taken out of the brackets, the innermost first, until only those are left
-        that end lists from before and those that begin lists that go on. Ten times as fast as one bracket at a time.
+        Pairs of brackets are taken out, the innermost first. What is left closes lists that were open before *window*,
+        and opens lists that go on behind it. Ten times as fast as one bracket at a time.
         """
         if b'"' in window or b"{" in window or b"}" in window:
             return False

@@ -9,7 +9,7 @@ from gateway.errors import CodecError
 
 
 def octets_of(text: bytes | memoryview, index: int, *, goes_on: bool = False) -> bytes:
-    """What base64 *text* means, or a part of it, of whole groups; *index* is the element's, for the `CodecError`."""
+    """The octets of base64 *text*, all of an element or whole groups of it; *index* names it in the `CodecError`."""
     try:
         octets = binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
@@ -40,7 +40,7 @@ def from_base64(blobs: list[memoryview], label: str, breaks: bytes = b"") -> Gen
 def _decoded_elements(
     view: memoryview, label: str, first: int, breaks: bytes
 ) -> Generator[None, None, tuple[bytearray, int]]:
-    """Those of *view*, the first of which is number *first*, and how many they are; see `from_base64`."""
+    """The decoded elements of *view*, whose first is number *first*, and how many there are; see `from_base64`."""
     decoded = bytearray()
     offset = worked = 0
     index = first

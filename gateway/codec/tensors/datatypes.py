@@ -105,7 +105,7 @@ class Datatype:
     dropped_bits: np.uint64 = _NO_BITS
     """Mask of the low bits of a float64's fraction that this datatype has no room for."""
     tie: np.uint64 = _NO_BITS
-    """Those bits of a float64 that lies exactly between two numbers of this datatype: only the highest is set."""
+    """The dropped bits of a float64 exactly between two numbers of this datatype: only the highest is set."""
     smallest: float = 0.0
     """The smallest positive number."""
     smallest_normal: float = 0.0

@@ -1,13 +1,13 @@
 """BYTES on the wire: elements, each with its length before it as a little-endian uint32 (protocol 2.4).
 
-The elements of a blob can only be found one after the other: each length says where the next one is. That walk, a few
-operations of Python per element, is the most expensive thing about a valid blob. So numpy finds the bounds of a window
-of elements at a time where it can, once for checking and once for printing:
+The elements of a blob can only be found one after the other: each length says where the next element begins. Walking
+from length to length, a few operations of Python per element, is the most expensive thing about a valid blob. So numpy
+finds the bounds of a window of elements at a time where it can, once for checking and once for printing:
 
 1. If the first length fits many elements (keys, hashes, crops of one size), it looks at the places where the lengths
    must be if all are the same: 50 times faster than walking.
-2. Short text has no zeros, but each of its lengths ends with two: they show where the lengths are. This is only a
-   guess, which is proved by following it from length to length: 3 to 6 times faster than walking.
+2. Short text has no zeros, but each length before it ends with two zeros, which show where the lengths are. This guess
+   is then proved by following it from length to length: 3 to 6 times faster than walking.
 
 That every element is UTF-8 is proved for a window at once. Zeros stand in place of the lengths, which are characters
 of their own: no character can reach from the end of one element into the next.
@@ -193,7 +193,7 @@ def _guessed_bounds(window: bytes, most: int) -> npt.NDArray[np.int64] | None:
 def _with_empty_ones(
     starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_empty: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """*starts*, and behind each but the last, from its end on, those of as many empty elements as *n_empty* says."""
+    """*starts* with the starts of empty elements among them: *n_empty* of these from each of *ends* on but the last."""
     counts = np.ones(len(starts), np.int64)
     counts[:-1] += n_empty
     first_ones = np.cumsum(counts) - counts

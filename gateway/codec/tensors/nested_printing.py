@@ -10,9 +10,9 @@ A list costs orjson as much as two numbers, so it counts as such. Dimensions of 
 without lists, and then each comma becomes `],[`: two times faster. Numbers of 8 and 16 bits are printed by tables of
 their texts where that is faster (`_Table`).
 
-Strings are printed as flat ones are, in `string_printing`; only what stands between them differs: `"],["` where a list
-ends. That is longer than the length in whose place it is put, so a control character is put there first, which text in
-JSON never has, and then each of them is replaced.
+Nested strings are printed as flat ones are, in `string_printing`, but with `"],["` between two strings where a list
+ends. This separator is longer than the four bytes of a length. So a control character, which JSON text never has, is
+put in the length's place first, and then replaced by the rest of the separator.
 
 Elements in `{"b64": "..."}`, the form of TensorFlow for octets, are strings in base64 with longer separators.
 
@@ -36,7 +36,7 @@ from gateway.codec.tensors.number_printing import PIECE_ELEMENTS, TABLES, array_
 from gateway.errors import CodecError
 
 MAX_EMPTY_LISTS = 4096
-"""The most empty lists that a tensor without elements is printed as; its shape may ask for any number of them."""
+"""The most empty lists that a tensor without elements is printed as; a shape may ask for any number of lists."""
 
 LIST_COST = 2
 """What a list costs beside its elements, in elements."""
@@ -159,7 +159,7 @@ class _Table:
 
     @classmethod
     def of(cls, datatype: Datatype, shape: tuple[int, ...]) -> "_Table | None":
-        """That of *datatype*, where it is faster than orjson for lists as *shape* has."""
+        """The table of *datatype*; None where orjson prints lists of *shape* faster."""
         if len(shape) < 2 or (datatype.item_bytes == 1 and shape[-1] > MAX_SHORT_LIST):
             return None
         return _TABLES.get(datatype.name)
@@ -228,9 +228,9 @@ def nested_string_pieces(blob: memoryview, shape: tuple[int, ...], form: StringF
 class _Lists(string_printing.Separators):
     """What stands between strings that are nested: more where lists end and others begin.
 
-    The lists around n elements begin with every n-th element. A *kind* of separator is how many of these sizes divide
-    an element's number: kind 0 is inside a list, and there are no more than 32 others, as elements have less than 2^32
-    bytes and a shape's larger sizes are multiples of its smaller ones.
+    A list of n elements begins at every n-th element. The *kind* of the separator before an element is how many sizes
+    of lists divide the element's number. Kind 0 is inside a list. There are at most 32 other kinds: elements have less
+    than 2^32 bytes, and a shape's larger sizes are multiples of its smaller ones.
     """
 
     def __init__(self, shape: tuple[int, ...], form: StringForm) -> None:

@@ -1,10 +1,10 @@
 """How nested `data` is nested: as a shape says (protocol 4.7), or in a way that says the shape.
 
 Brackets that merely balance can still be ragged: `[[1, 2, 3], [4]]` has as many elements as shape [2, 2]. In data of a
-shape, a list at depth d (1 is the outermost) holds shape[d-1] x shape[d] x ... elements. So each of its brackets stands
-at a multiple of that number, counted in elements from the front, and there are as many such lists as the tensor has
-elements, divided by that number. Both are checked; neither needs to hold the lists. Flat data has one list, about which
-there is nothing to check. Where no shape is known, the first list that ends at each depth tells its number.
+shape, a list at depth d (1 is the outermost) holds shape[d-1] x shape[d] x ... elements: its size. So each of its
+brackets stands at a multiple of the size, counted in elements from the front, and there are as many lists at depth d as
+the tensor has elements, divided by the size. Both are checked without holding the lists. Flat data has one list, about
+which there is nothing to check. Where no shape is known, the first list that ends at each depth tells the size.
 
 `Layout` counts lists in two ways. `open` and `close` take one bracket: of strings, and of lists without elements.
 `take` takes all the lists of many elements that are nested in full, as `flatten` or `fits` has proved for a piece.
@@ -70,11 +70,12 @@ def closing(text: bytearray, end: int) -> bytearray:
 class Layout:
     """How many elements of `data` have come, and how their lists are nested: learned while they pass by, or known.
 
-    The first list at each depth tells how many elements lists have there. Each other one has to begin and end at a
-    multiple of that number, and there have to be as many as that takes: so no list has to be kept. Where there are no
-    elements, as in `[[], []]`, the innermost lists are counted in their place.
+    The first list at each depth tells the size of lists at this depth. All others have to begin and end at multiples of
+    the size, and their number has to fit the number of elements: so no list has to be kept. Where there are no
+    elements, as in `[[], []]`, the innermost lists are counted instead.
 
-    What takes brackets or values raises `CodecError` if lists at the same depth differ in length, or from the shape.
+    Methods that take brackets or values raise `CodecError` if lists at the same depth differ in length, or from the
+    shape.
     """
 
     def __init__(self, shape: tuple[int, ...] | None) -> None:
@@ -101,7 +102,7 @@ class Layout:
             self._sizes[2 : rank + 1] = (self._size_in_shape(depth) for depth in range(2, rank + 1))
 
     def expect(self, n_elements: int) -> None:
-        """So many elements come next. Raises `CodecError` if the shape has fewer."""
+        """Raise `CodecError` if the shape has fewer than *n_elements* more elements."""
         if self._most is not None and self.count + n_elements > self._most:
             raise CodecError(f"expected {self._most} elements, got more")
 
@@ -133,7 +134,7 @@ class Layout:
             self.fail()
 
     def add(self, n_values: int) -> None:
-        """So many values come next in the innermost open list. Raises `CodecError` if the shape has fewer."""
+        """*n_values* come next in the innermost open list. Raises `CodecError` if the shape has fewer."""
         self.expect(n_values)
         self.count += n_values
 

@@ -12,10 +12,10 @@ Strings are read in one of four ways, the first that fits what stands in the tex
    beyond ASCII this takes half of what orjson takes, of 100 ASCII characters four fifths: worth the 40 lines.
 2. Many strings by orjson, which makes a list for each list that they are nested in; `Layout.fits` compares how long
    these lists are. The text is cut where the first gap between two strings stands for the last time, or where all
-   lists end. That may be inside a string: then this is no JSON, or other lists.
+   lists end. Such a place may be inside a string: then orjson refuses the piece, or `Layout.fits` does.
 3. One string, or one group of strings with commas: found by a pattern and parsed by orjson, with each bracket looked
-   at. That is how data is read that is nested in another way, or wrong. The ways before are tried once in a step: on
-   irregular data each attempt stops early, and many of them would make the cost quadratic.
+   at. Data that is nested in another way, or wrong, is read so. Ways 1 and 2 are tried once in a step: on irregular
+   data each attempt stops early, and many attempts would make the cost quadratic.
 4. A string that is longer than a piece is decoded part by part, so that it never exists in two forms. `string_part`
    sees to it that no escape and no character is cut; the length is put before it at the end.
 
