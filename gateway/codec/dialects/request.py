@@ -104,8 +104,6 @@ class DialectRequest(msgspec.Struct, frozen=True):
 
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than *limits* allow.
         """
-        if not body:  # protocol 1.6
-            raise CodecError("empty request body")
         text = yield from read_request(body, header_length, limits, reserve, recover=recover, blobs=blobs)
         assert text is not None  # it is judged
         return (yield from _parsed(text, policy, reserve))

@@ -4,7 +4,7 @@
 makes the JSON as often as it is asked to: the body is held once, its JSON never.
 """
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -36,7 +36,6 @@ from gateway.codec.v2.request_reading import (
     announced,
     check_names,
     id_of,
-    may_have_binary_parameters,
     read_request,
     reserve_nothing,
     select,
@@ -99,14 +98,7 @@ class InferRequest(PiecedJson):
 
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than *limits* allow.
         """
-        unjudged: Collection[str] | None = None
-        if header_length is None:
-            if not body:  # protocol 1.6
-                raise CodecError("empty request body")
-            if not own_id:
-                if not policy.leave_out and not (yield from may_have_binary_parameters(body)):
-                    return None
-                unjudged = policy.leave_out
+        unjudged = None if own_id else policy.leave_out
         text = yield from read_request(
             body, header_length, limits, reserve, recover=recover, unjudged=unjudged, blobs=blobs
         )

@@ -5,7 +5,7 @@ Whatever the backend speaks, a client's request is read here. Not here: what it 
 """
 
 import re
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -36,6 +36,8 @@ _PARAMETER_KEY = re.compile(rb'"binary_data(?:_size|_output)?"[ \t\r\n]{0,32}:')
 _PARAMETER_KEY_OR_ESCAPE = re.compile(_PARAMETER_KEY.pattern + rb"|\\u00")
 _SEARCH_BYTES = 256 * 1024
 _SEARCH_OVERLAP = 64  # no shorter than a key with its blanks
+_WORDS = (b"binary_data", b"\\")
+"""What a piece of a body has in which `_PARAMETER_KEY_OR_ESCAPE` may be; the first is in `_PARAMETER_KEY`."""
 
 _DATA_OR_ESCAPE = re.compile(rb'"data"|\\u')
 _SIZE_DIGITS = 20
@@ -90,7 +92,10 @@ def read_request(
     (protocol 1.6), unless it has one of these members. Raises `CodecError`, and of these `TooLargeError`.
     """
     n_bytes = _json_bytes(body, header_length)
-    is_judged = header_length is not None or unjudged is None
+    if header_length is not None:
+        unjudged = None
+    elif unjudged is not None and not unjudged and not (yield from contains(body, _WORDS, _PARAMETER_KEY_OR_ESCAPE)):
+        return None
     request: Request | None = None
     spans: list[memoryview] = []
     text = bytes(body[:n_bytes]) if n_bytes <= limits.max_header_bytes else b""
@@ -101,9 +106,8 @@ def read_request(
         if header_length is None:  # blanks behind the JSON may be a blob
             n_bytes = len(text.rstrip(SPACE))
     if request is None:
-        unless = None if is_judged else unjudged
-        request, spans, n_bytes = yield from _any_request(body, header_length, limits, reserve, unless)
-    if request is None or not (is_judged or _is_binary(request) or _has_any(request, unjudged or ())):
+        request, spans, n_bytes = yield from _any_request(body, header_length, limits, reserve, unjudged)
+    if request is None or not (unjudged is None or _is_judged(request, unjudged)):
         return None
     check_count(request.inputs, "inputs", limits.max_tensors)
     check_count(request.outputs, "outputs", limits.max_tensors)
@@ -117,6 +121,8 @@ def read_request(
 def _json_bytes(body: memoryview, header_length: int | None) -> int:
     """How many bytes of *body* the client says are JSON; all, if it does not say."""
     n_bytes = len(body) if header_length is None else header_length
+    if not n_bytes and not body:  # protocol 1.6
+        raise CodecError("empty request body")
     if n_bytes > len(body):  # protocol 1.2
         raise CodecError(
             f"{HEADER_LENGTH} is {n_bytes}, but the whole body has {len(body)} bytes; "
@@ -145,7 +151,7 @@ def _any_request(
     except CodecError as error:
         if header_length is not None and not isinstance(error, TooLargeError):
             raise CodecError(f"{error}{(yield from _length_hint(body, header_length, limits))}") from None
-        if is_judged or (yield from _contains(body, _PARAMETER_KEY)):  # which was plainly meant to be binary
+        if is_judged or (yield from contains(body, _WORDS[:1], _PARAMETER_KEY)):  # which was plainly meant to be binary
             raise
         return None, [], 0
     return request, spans, n_bytes
@@ -213,16 +219,13 @@ def _has_member(text: bytes, members: Collection[str]) -> bool:
     return any(member in found for member in members)
 
 
-def _has_any(request: Request, members: Collection[str]) -> bool:
-    return any(getattr(request, member) is not UNSET for member in members)
-
-
-def _is_binary(request: Request) -> bool:
-    """Whether the request uses one of the extension's parameters."""
+def _is_judged(request: Request, unjudged: Collection[str]) -> bool:
+    """Whether *request* is judged: it uses one of the extension's parameters, or has a member of *unjudged*."""
     return (
         "binary_data_output" in (request.parameters or ())
         or any("binary_data_size" in (entry.parameters or ()) for entry in request.inputs)
         or any("binary_data" in (entry.parameters or ()) for entry in request.outputs or ())
+        or any(getattr(request, member) is not UNSET for member in unjudged)
     )
 
 
@@ -373,24 +376,21 @@ def find_header_length(
 
     *reserve* is called as by `InferRequest.parse`. Yields after each step of work. Raises `CodecError` as that does.
     """
-    if not body:
-        raise CodecError("empty request body")  # protocol 1.6
-    if not (yield from may_have_binary_parameters(body)):
-        return None
     text = yield from read_request(body, None, limits, reserve, recover=True, unjudged=())
     return len(body) - len(text.blobs) if text is not None and len(text.blobs) else None
 
 
-def may_have_binary_parameters(body: memoryview) -> Generator[None, None, bool]:
-    """Whether *body* has to be parsed to know if it uses the extension: its words, or an escape that may hide them."""
-    return (yield from _contains(body, _PARAMETER_KEY_OR_ESCAPE))
+def contains(
+    body: memoryview, words: Iterable[bytes], pattern: re.Pattern[bytes] | None = None
+) -> Generator[None, None, bool]:
+    """Whether any of *words* is in *body*, and *pattern*, if that is given, in the same piece.
 
-
-def _contains(body: memoryview, pattern: re.Pattern[bytes]) -> Generator[None, None, bool]:
-    """Whether *pattern* is anywhere in *body*; yields between pieces, which overlap."""
+    *pattern* is slower than *words*, so only pieces with one of them are searched for it. Yields between pieces, which
+    overlap.
+    """
     for start in range(0, len(body), _SEARCH_BYTES):
         piece = bytes(body[start : start + _SEARCH_BYTES + _SEARCH_OVERLAP])
-        if (b"binary_data" in piece or b"\\" in piece) and pattern.search(piece):
+        if any(word in piece for word in words) and (pattern is None or pattern.search(piece)):
             return True
         yield
     return False

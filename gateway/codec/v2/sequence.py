@@ -9,6 +9,7 @@ from collections.abc import Generator
 import msgspec
 
 from gateway.codec.json.member_finder import MemberFinder
+from gateway.codec.v2.request_reading import contains
 
 MAX_STEPS = 8 * 1024
 """How many steps a request's JSON is walked through for its sequence: about 128 MiB of numbers in flat or nested
@@ -17,8 +18,9 @@ arrays, less of what has more brackets. A step takes at most about half a millis
 MAX_ID_BYTES = 1024
 """The longest sequence id that is read, as JSON text; Triton allows 128 characters."""
 
-_NAME = b"sequence_id"
-_STEP_BYTES = 256 * 1024
+_WORDS = (b"sequence_id", b"\\u00")
+"""The name, and an escape that may hide it: where neither is, the walk through the JSON is spared."""
+
 _VALUE = re.compile(rb'[ \t\r\n]*+(?:("(?:[^"\\]++|\\.)++")|(-?[1-9][0-9]*)(?=[ \t\r\n,}]))', re.DOTALL)
 _STRING = msgspec.json.Decoder(str)
 
@@ -32,7 +34,7 @@ def find_sequence_id(body: memoryview, header_length: int | None) -> Generator[N
     Nothing is judged: in a broken body anything may be found.
     """
     text = body if header_length is None else body[:header_length]
-    if not (yield from _may_have_id(text)):
+    if not (yield from contains(text, _WORDS)):
         return None
     finder = MemberFinder("parameters", "sequence_id")
     found: str | None = None
@@ -48,16 +50,6 @@ def find_sequence_id(body: memoryview, header_length: int | None) -> Generator[N
             break
         yield
     return found
-
-
-def _may_have_id(text: memoryview) -> Generator[None, None, bool]:
-    """Whether the name stands anywhere in *text*, or an escape that may hide it: a fast look that spares the walk."""
-    for start in range(0, len(text), _STEP_BYTES):
-        piece = bytes(text[start : start + _STEP_BYTES + len(_NAME)])
-        if _NAME in piece or b"\\u00" in piece:
-            return True
-        yield
-    return False
 
 
 def _read(text: bytes) -> str | None:
