@@ -83,7 +83,7 @@ class Tensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     blob: memoryview
     content_type: bytes = b""
-    """As JSON text, that of BYTES for which the client names another one than base64 (protocol 3.5)."""
+    """As JSON text, where the client names another content type than base64 for BYTES (protocol 3.5); else empty."""
 
     def __str__(self) -> str:
         """How errors call it."""
@@ -97,7 +97,7 @@ class OutputSelection(msgspec.Struct, frozen=True):
     named: Mapping[str, bool] = {}
     """Every output the request lists, and whether it is to be binary."""
     in_shared_memory: frozenset[str] = frozenset()
-    """Those of `named` that the backend writes into shared memory; its answer has no data for them."""
+    """The outputs of `named` that the backend writes into shared memory; its answer has no data for these outputs."""
 
     def is_wanted(self, name: str) -> bool:
         """Whether the client gets the output at all."""

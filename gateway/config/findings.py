@@ -1,6 +1,6 @@
 """The findings in a configuration's file: errors and warnings, each with its line and key.
 
-Not here: what is an error (`reading`, `schema`).
+Not here: what is an error (`reading`, `rules`).
 """
 
 from collections.abc import Mapping

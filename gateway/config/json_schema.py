@@ -1,8 +1,8 @@
 """The configuration as a JSON Schema, for editors: which keys there are, what they hold, and their defaults.
 
-It is looser than `loading`: it knows no sense checks. `msgspec.json.schema` is not used: it cannot write defaults of
-types that it does not know, and every value here may also be text with a reference to the outside. Not
-here: how a file is read.
+It is looser than `reading`: it knows nothing of `rules`. `msgspec.json.schema` is not used: it cannot write defaults of
+types that it does not know, and every value here may also be text with a reference to the outside. Not here: how a file
+is read.
 """
 
 import inspect

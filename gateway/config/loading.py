@@ -81,7 +81,7 @@ def decode(text: bytes) -> Config:
 
 
 def masked(config: Config) -> dict[str, Any]:
-    """The effective configuration as plain values; hidden are those from outside, and those of all headers set."""
+    """The effective configuration as plain values; values from outside and of all headers that are set are hidden."""
     tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_plain)
     del tree["hidden"]
     hidden = set(config.hidden)
@@ -130,7 +130,10 @@ def _read(content: bytes, file: str, base: Path) -> Inspected:
 
 
 def _looked_closer_at(found: Inspected) -> Inspected:
-    """Add warnings, and the files that keys name and that cannot be read: what they hold is judged by their readers."""
+    """Add warnings, and an error for each file that a key names and that cannot be read.
+
+    What such a file holds is judged by whoever reads it.
+    """
     # routes that could not be read may lead to a backend, or match before others
     is_whole = not any(error.key.startswith(("routes", "backends")) or not error.key for error in found.errors)
     for key, reason in check(WARNINGS + UNUSED if is_whole else WARNINGS, found.read):

@@ -204,7 +204,7 @@ class _Reader:
 
 
 def _converted(value: Any, type_: Any, base: Path, is_from_outside: bool) -> Any:
-    """The plain *value* as *type_*. Raises `ValueError`: what was expected. All that is from outside is text."""
+    """The plain *value* as *type_*; a value from outside is always text. Raises `ValueError`: what was expected."""
     if type_ in KINDS:
         return read(type_, value, base)
     try:
@@ -218,7 +218,7 @@ def _converted(value: Any, type_: Any, base: Path, is_from_outside: bool) -> Any
 
 
 def _check_path_from_file(endpoint: Endpoint, text: str) -> None:
-    """Of an endpoint from outside, scheme, host and port are shown in metrics and logs; nothing else may be secret."""
+    """Raise `ValueError` if the path of *endpoint* came from outside: it may be secret, metrics and logs show it."""
     path = endpoint.partition("//")[2].partition("/")[2]
     if path and not text.rpartition("}")[2].rstrip("/").endswith(path):
         raise ValueError(

@@ -121,7 +121,7 @@ def _is_foreign(at: Place) -> bool:
 
 
 def _body_faults(at: Place) -> dict[str, str]:
-    """What is wrong with the body of a template, by the places in it."""
+    """What is wrong with the body of a template, by the place in the body."""
     body = at.value.body
     return {} if body is None else body.faults
 
@@ -135,7 +135,7 @@ def _path_fault(path: str) -> str | None:
 
 
 def _paths_fault(at: Place) -> str | None:
-    """Why the paths of outputs, each of which is one, cannot be followed together."""
+    """Why paths of outputs that are sound one by one cannot be followed together."""
     try:
         tree_of(at.value)
     except CodecError as error:
@@ -144,21 +144,21 @@ def _paths_fault(at: Place) -> str | None:
 
 
 def _outputs_without_path(at: Place) -> dict[str, bool]:
-    """The outputs of a template that have none."""
+    """The outputs of a template that `answer` has no path for."""
     if at.part.dialect != "template" or not at.value.answer:
         return {}
     return {f".{shortened(name)}": True for name in at.value.outputs if name not in at.value.answer}
 
 
 def _for_templates(at: Place) -> str | None:
-    """What is set of a model that only `dialect: template` has."""
+    """The key that is set of a model, and that only `dialect: template` has."""
     model = at.value
     said = {"request": model.request, "answer": model.answer, "error": model.error}
     return next((key for key, value in said.items() if value), None) if at.part.dialect != "template" else None
 
 
 def _for_strings(tensor: ModelTensor) -> str | None:
-    """What is set of an input or output that only strings have."""
+    """The key that is set of an input or output, and that only strings have."""
     if tensor.encoding is not None:
         return "encoding"
     return "missing" if isinstance(tensor, ModelOutput) and tensor.missing is not None else None
@@ -184,7 +184,7 @@ def _is_refused_in_paths(model: str) -> bool:
 
 
 def _repeated(items: Sequence[Hashable]) -> dict[int, int]:
-    """The index of every item that was there before, with the index of the first like it."""
+    """The index of each item that equals an earlier item, with the index of the first such item."""
     first: dict[Hashable, int] = {}
     return {index: earlier for index, item in enumerate(items) if (earlier := first.setdefault(item, index)) != index}
 
@@ -196,7 +196,7 @@ def _repeated_headers(at: Place) -> dict[str, str]:
 
 
 def _no_backend(name: str, config: Config) -> str | None:
-    """If there is no backend called *name*, which may have been meant, or which there are."""
+    """Where no backend is called *name*: which was probably meant, or else which backends there are."""
     if name in config.backends:
         return None
     known = list(itertools.islice(config.backends, MAX_SUGGESTED))
@@ -209,7 +209,7 @@ def _repeated_names(at: Place) -> dict[str, int]:
 
 
 def _needed_memory(config: Config) -> str | None:
-    """What the budget must hold, if a request of the largest size would never be admitted."""
+    """What `in_flight_bytes` must at least hold; None if a request of the largest size can be admitted."""
     if config.limits.request_body <= config.limits.in_flight_bytes // max(config.workers, 1):
         return None
     return "`limits.request_body`" + (
@@ -366,5 +366,5 @@ ERRORS = (
     Rule(Config, "routes", _repeated_names, "duplicate name, as in routes[{found}]"),
     Rule(Config, "routes.*.name", lambda at: at.value == "none", _NONE_IS_RESERVED),
 )
-"""What must not be."""
+"""What stops the start."""
 # fmt: on

@@ -41,7 +41,7 @@ class PerClient(Part, frozen=True):
     rate: float = 0
     """Requests a second."""
     burst: int = 0
-    """How many of these may come together; 0: those of one second."""
+    """How many requests may come together; 0: as many as `rate` allows in one second."""
 
 
 class Limits(Part, frozen=True):
@@ -66,10 +66,10 @@ class ListenerTls(Part, frozen=True):
     """TLS for clients: PEM files, relative to the configuration's file."""
 
     certificate: FilePath
-    """The certificate, followed by those between it and the root."""
+    """The certificate, followed by the intermediate ones up to the root."""
     key: FilePath
     client_ca: FilePath | None = None
-    """Clients must show a certificate that one of these has signed; None: they need none."""
+    """The authorities, one of which must have signed a client's certificate; None: clients need no certificate."""
 
 
 class Access(Part, frozen=True):
@@ -92,10 +92,10 @@ class Logging(Part, frozen=True):
 
     level: typing.Literal["debug", "info", "warning", "error"] = "info"
     format: typing.Literal["text", "json"] = "text"
-    """Of standard error."""
+    """The form of what goes to standard error."""
     access: typing.Literal["json", "text", "none"] = "json"
     sample: float = 1
-    """The share of successful requests that is logged; failed ones always are."""
+    """The share of successful requests that is logged; failed requests always are."""
     server_timing: bool = False
     """Whether replies say in `Server-Timing` where their time went."""
 
@@ -104,9 +104,9 @@ class Tracing(Part, frozen=True):
     """Where spans of requests are sent, by OTLP over HTTP; needs the extra `tracing`."""
 
     endpoint: Endpoint
-    """Of the collector; without a path, `/v1/traces`."""
+    """The collector's URL; without a path, `/v1/traces` is added."""
     sample: float = 1
-    """The share of traces that is sampled, of those that begin here; for others the client has decided."""
+    """The share that is sampled of the traces that begin at the gateway; of a client's trace the client has decided."""
     headers: dict[str, str] = {}
     """Sent with the spans, for collectors that ask for a key."""
     service_name: str = "tensor-gateway"
@@ -139,7 +139,7 @@ class Retry(Part, frozen=True):
     """When a failed attempt is followed by another."""
 
     attempts: int = 2
-    """The first included."""
+    """How many attempts one request has, the first included."""
     budget: float = 0.2
     """The share of the last ten seconds' requests that may be retries; three a second are always allowed, unless 0."""
     resend_after_sent: bool = False
@@ -150,7 +150,7 @@ class Health(Part, frozen=True):
     """Probes that find out which endpoints are up."""
 
     path: str | None = None
-    """None: the one that tells whether a server of the dialect runs."""
+    """None: the path at which a server of the dialect tells whether it runs."""
     interval: Duration = Duration(5)
     timeout: Duration = Duration(2)
     unhealthy_after: int = 3
@@ -161,7 +161,7 @@ class Eject(Part, frozen=True):
     """When an endpoint that fails gets no requests for a while."""
 
     failures: int = 5
-    """So many within `window` eject the endpoint; 0: never."""
+    """How many failures within `window` eject the endpoint; 0: none do."""
     window: Duration = Duration(30)
     for_: Duration = msgspec.field(default=Duration(30), name="for")
     panic_below: float = 0
@@ -229,7 +229,7 @@ class Model(Part, frozen=True):
     format: typing.Literal["columnar", "row", "inputs", "instances", "dataframe_split"] | None = None
     """The form of requests; None: the first of the dialect's in `FORMATS`."""
     signature: str | None = None
-    """Of TensorFlow's models; None: `serving_default`."""
+    """Which signature of a TensorFlow model is used; None: `serving_default`."""
     request: ModelRequest | None = None
     """What is sent, for `dialect: template`."""
     answer: dict[str, str] = {}
@@ -241,12 +241,12 @@ class Model(Part, frozen=True):
 
     @property
     def body(self) -> Body | None:
-        """The body of its requests, if it says what they are."""
+        """The body of inferences, as `request` says it; None without `request`."""
         return None if self.request is None else read_body(self.request.body, _described(self.inputs))
 
     @property
     def description(self) -> ModelDescription:
-        """The same for the codec. Raises `CodecError` for paths of outputs that are none."""
+        """What is known of the models, for the codec. Raises `CodecError` for a path of an output that is malformed."""
         template = None
         if self.request is not None and (body := self.body) is not None:
             template = template_of(self.request.path, body, self.answer, self.error)
@@ -328,7 +328,7 @@ class Route(Part, frozen=True):
     path_prefix: str | None = None
     strip_prefix: bool = False
     rename: dict[str, str] = {}
-    """Models' names as clients write them, and as the backend knows them."""
+    """From the name that clients give a model to the name that the backend knows it by."""
 
     @property
     def backends(self) -> list[str]:
@@ -353,7 +353,7 @@ class Config(Part, frozen=True):
     recover_header_length: bool = True
     logging: Logging = Logging()
     trusted_proxies: list[ProxyNetwork] = []
-    """From these, `X-Forwarded-For` and the like are believed."""
+    """The proxies whose `X-Forwarded-For` and the like are believed."""
     tracing: Tracing | None = None
     routes: list[Route] = []
     hidden: list[str] = []

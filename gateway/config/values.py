@@ -326,11 +326,11 @@ KINDS: dict[type, tuple[Callable[[str, Path], Any], str]] = {
     Sticky: (_sticky, "none, sequence_id or header:NAME, such as header:X-Session"),
 }
 # fmt: on
-"""How each kind is read from text, None if it cannot be, and what is expected. What is nearly right is explained by a
-`ValueError` of its own."""
+"""For each kind the function that reads it from text, and what a message says is expected. The function gives None for
+what is not of the kind; for what is nearly right it raises a `ValueError` with words of its own."""
 
 _CHOICES = {Sticky: ["none", "sequence_id", "header:"], Workers: ["auto"]}
-"""Words that stand for themselves in values of some kinds."""
+"""Words with a meaning of their own in some kinds, of which a misspelt one is guessed."""
 
 # fmt: off
 _SYNONYMS = {

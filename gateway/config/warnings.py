@@ -31,7 +31,7 @@ _SPECIAL = re.compile(r"[*?\[]")
 
 
 def _is_not_written(at: Place) -> bool:
-    """Whether something but the default is set for the JSON that is written, and none is."""
+    """Whether a policy for the JSON of requests is not the default, although no request becomes JSON."""
     defaults: tuple[object, ...] = (NonFinite.REJECT, BytesPolicy.UTF8, HalfPrecision.NATIVE, [], "client")
     return at.part.binary == "always" and at.value not in defaults
 
@@ -47,7 +47,7 @@ def _segment_twice(at: Place) -> str | None:
 
 
 def _never_reached(at: Place) -> dict[str, str]:
-    """The models' patterns that match only what an earlier pattern matches, with that one."""
+    """The patterns of models that match only what an earlier pattern matches, each with the earlier pattern."""
     patterns = list(at.value)[:MAX_COMPARED_MODELS]
     found = {}
     for index, pattern in enumerate(patterns):
@@ -75,7 +75,7 @@ def _is_led_to(at: Place) -> bool:
 
 
 def _sticky_for_nothing(at: Place) -> bool:
-    """Whether requests can go to one endpoint alone, and to no other backend of a split."""
+    """Whether `sticky` is set where all requests go to one endpoint anyway, and no split leads to another backend."""
     is_shared = any(at.name in route.backends for route in at.part.routes if len(route.backends) > 1)
     return at.value != "none" and at.part.backends[at.name].has_one_endpoint and not is_shared
 
@@ -105,7 +105,7 @@ def _first_cover(route: Route, earlier: Sequence[Route]) -> int | None:
 
 
 def _covers(wide: Route, narrow: Route, model: str | None) -> bool:
-    """Whether *wide* matches all that *narrow* does for the one pattern *model* of its models."""
+    """Whether *wide* matches every request that *narrow* matches by *model*, one pattern of its models."""
     wide_prefix, narrow_prefix = ((each.path_prefix or "").rstrip("/") for each in (wide, narrow))
     if not f"{narrow_prefix}/".startswith(f"{wide_prefix}/") or not _covers_host(wide.host, narrow.host):
         return False
@@ -120,7 +120,7 @@ def _covers(wide: Route, narrow: Route, model: str | None) -> bool:
 
 
 def _before_protocol(prefix: str) -> str:
-    """What is taken off before the path is read; a beginning of the protocol's own paths stays."""
+    """The part of *prefix* that `strip_prefix` can take off; a beginning of the protocol's own paths stays."""
     return "" if f"{prefix}/".startswith("/v2/") else prefix
 
 
@@ -205,4 +205,4 @@ UNUSED = (
     Rule(Config, "routes", _never_matching, "never matches: routes[{found}] before it takes all its requests"),
     Rule(Config, "backends.*.sticky", _sticky_for_nothing, "without effect: there is only one endpoint"),
 )
-"""The same, where all routes and backends could be read."""
+"""What else is shown where all routes and backends could be read: rules about which backend a route leads to."""

@@ -54,7 +54,7 @@ Form = tuple[Datatype, tuple[int, ...]]
 
 
 class _Value:
-    """One `data` of an answer that arrives: where it goes."""
+    """Where the `data` of one output goes as it arrives."""
 
     __slots__ = ("form", "sink", "text")
 
@@ -62,13 +62,13 @@ class _Value:
 
     def __init__(self) -> None:
         self.form: Form | None = None
-        """What the answer says of the output before its `data`, if that becomes binary as it arrives."""
+        """Datatype and shape, if the answer says them before `data`, which then becomes binary as it arrives."""
         self.text: list[bytes] = []
-        """The `data` that does not."""
+        """The text of `data` that does not become binary as it arrives."""
 
 
 class _Values:
-    """Makes binary of the outputs that the client wants so, and keeps what arrives of them.
+    """Makes blobs of the outputs that the client wants in binary, and keeps the text of the other outputs.
 
     The scanner knows this and not the `InferAnswer`: in a circle, a tensor would wait for the garbage collector.
     """
@@ -87,7 +87,7 @@ class _Values:
         return self._done_bytes + (self.opened[-1].sink.held_bytes if self.opened else 0)
 
     def open(self, entry_text: Callable[[], bytes]) -> Sink:
-        """Choose the sink for an output's `data`, by what its entry has said so far."""
+        """The sink for the `data` of an output, by what *entry_text* has said of the output so far."""
         entry = read_description(entry_text())
         name = text_of(entry.name)
         value = _Value()
@@ -139,7 +139,7 @@ class _Values:
         return self._taken(value.sink)
 
     def whole(self, name: str, form: Form, text: bytes) -> Generator[None, None, list[memoryview]]:
-        """The same of an output whose data is *text*."""
+        """The bytes of an output of this *form*, whose data is *text*."""
         value = shaped_value(text, *form)
         if value is not None:
             return value.blobs

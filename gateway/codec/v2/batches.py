@@ -29,7 +29,7 @@ _NONE = Raw(b"0")
 
 
 class Share(msgspec.Struct, frozen=True, gc=False):
-    """One request, as far as it differs from those that may go with it."""
+    """What one request brings to a batch."""
 
     kind: bytes
     """Its header without id, rows and sizes: requests of one kind may be joined."""
@@ -38,7 +38,7 @@ class Share(msgspec.Struct, frozen=True, gc=False):
     id: bytes
     """As JSON text; empty if it has none."""
     blobs: list[memoryview]
-    """Of each input."""
+    """The blob of each input."""
 
     @property
     def n_bytes(self) -> int:
@@ -114,8 +114,8 @@ def _input(entry: Entry, index: int, blobs: Cursor) -> Generator[None, None, Ten
 def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memoryview]]:
     """The header and the blobs of one request with the rows of all *shares*, which are of one kind.
 
-    It is called *request_id* if any of them has an id: its answer then says whose it is. The blobs of *shares* become
-    parts of these, and no longer hold what clients have sent.
+    The joined request has the id *request_id* if any of *shares* has an id, so that the answer says whose it is. The
+    blobs of *shares* become views of the joined blobs, and no longer hold what clients have sent.
     """
     request = messages.read(Request, shares[0].kind)
     assert request is not None
@@ -130,7 +130,7 @@ def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memory
             share.blobs[index] = blob[start : start + len(sent)]
             start += len(sent)
             sent.release()
-        shape = parse_shape(bytes(entry.shape))  # type: ignore[arg-type]  # which this module has written
+        shape = parse_shape(bytes(entry.shape))  # type: ignore[arg-type]  # `_describe` has written it
         assert shape is not None
         _describe(entry, (rows, *shape[1:]), Raw(b"%d" % len(blob)))
     if any(share.id for share in shares):
@@ -139,10 +139,10 @@ def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memory
 
 
 def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list[Reply]]:
-    """What each of *shares* gets of *reply*, which is that to all of them together, in memory of its own.
+    """The replies to each of *shares*, cut out of *reply* to all of them together, each in memory of its own.
 
-    As soon as it is certain that *reply* can be divided, the blobs of *shares* are let go, and those of *reply* one by
-    one. Yields after each step. Raises `CodecError` for an output whose first dimension is not the sum of theirs.
+    As soon as it is certain that *reply* can be divided, the blobs of *shares* are let go, and the blobs of *reply* one
+    by one. Yields after each step. Raises `CodecError` for an output whose first dimension is not the sum of the rows.
     """
     rows = [share.rows for share in shares]
     header = b"".join(reply.header)
@@ -195,7 +195,7 @@ def _cut(
 def _part(reply: Reply, header: bytes, share: Share, blobs: list[memoryview]) -> Reply:
     """The part of *reply*, whose JSON is *header*, that *share* gets; its outputs are *blobs*."""
     answer = messages.read(Answer, header)
-    assert answer is not None  # as before
+    assert answer is not None  # `divided` has read the same text
     outputs: list[ReplyOutput] = []
     nonfinite = 0
     for entry, output, blob in zip(answer.outputs, reply.outputs, blobs, strict=True):

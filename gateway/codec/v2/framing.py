@@ -45,9 +45,9 @@ class Framing(msgspec.Struct, frozen=True):
     """Where the JSON header ends, and in which form the reply says the same."""
 
     header_length: int | None
-    """None if the client did not say."""
+    """In bytes; None if the client did not say."""
     media_type: str | None = None
-    """The vendor's content type that said it; the reply uses it too (protocol section 6)."""
+    """The vendor's content type that the client used, and that the reply uses too (protocol section 6)."""
     blobs: Sequence[memoryview] | None = None
     """The blobs, where they are in buffers of their own; None: they are behind the JSON, in the same one."""
 

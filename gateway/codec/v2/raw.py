@@ -43,7 +43,7 @@ _TENSORS = msgspec.json.Decoder(list[_Tensor])
 def read_raw(
     body: memoryview, metadata: bytes, limits: HeaderLimits, reserve: Reserve
 ) -> Generator[None, None, RequestText]:
-    """A raw *body* as if its client had sent a header, see `InferRequest.parse_raw`."""
+    """The request that a raw *body* is, with the header that its client left out, see `InferRequest.parse_raw`."""
     header = raw_header(metadata, len(body), limits)
     blob = body
     if header.is_bytes:

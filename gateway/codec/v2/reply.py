@@ -15,7 +15,7 @@ class ReplyOutput(msgspec.Struct, frozen=True):
     datatype: Datatype
     shape: tuple[int, ...]
     parameters: dict[str, msgspec.Raw]
-    """Those of the backend, and maybe `binary_data_size` among them."""
+    """The parameters that the backend gave it; `binary_data_size` may be among them."""
     blobs: list[memoryview]
     """Its values, in one or several pieces."""
 
@@ -26,13 +26,13 @@ class Reply(msgspec.Struct, frozen=True):
     header: list[bytes]
     """The JSON, in pieces."""
     outputs: list[ReplyOutput]
-    """The binary ones, in the order of the answer."""
+    """The binary outputs, in the order of the answer."""
     nonfinite: int
     """How many NaN and infinities the backend wrote as null, literals or strings."""
 
     @property
     def blobs(self) -> list[memoryview]:
-        """Those of the binary outputs, in their order."""
+        """The blobs of all binary outputs, in the order of `outputs`."""
         return [blob for output in self.outputs for blob in output.blobs]
 
     @property
@@ -72,7 +72,7 @@ class ReplyText:
         self._pieces.append(text)
 
     def pieces(self) -> list[bytes]:
-        """All of it."""
+        """The whole text; ends with what is not yet a piece of its own."""
         self._end_run()
         return self._pieces
 

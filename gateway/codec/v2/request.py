@@ -60,7 +60,7 @@ class InferRequest(PiecedJson):
     """A request that has been proved right, and the JSON it becomes."""
 
     inputs: list[Tensor]
-    """The binary ones, in the order of their blobs."""
+    """The binary inputs, in the order of their blobs."""
     selection: OutputSelection
     id: bytes
     """The client's id as JSON text; empty if it sent none."""
@@ -177,7 +177,7 @@ class InferRequest(PiecedJson):
 
     @property
     def views(self) -> list[memoryview]:
-        """All of the client's bytes that it holds; once they are released, its JSON cannot be made again."""
+        """All of the client's bytes that the request holds; once they are released, its JSON cannot be made again."""
         held = [segment for segment in self._segments if isinstance(segment, memoryview)]
         return held + [tensor.blob for tensor in self.inputs]
 
@@ -195,9 +195,9 @@ class InferRequest(PiecedJson):
 
 
 def _fill_in(binary: list[tuple[Entry, Tensor]], policy: TensorPolicy, *, is_small: bool) -> Generator[None, None, int]:
-    """Check the values of the *binary* inputs, and put those of a small request into their entries.
+    """Check the values of the *binary* inputs, and put the values of a small request into their entries.
 
-    How many NaN and infinities they have. Raises `CodecError` for values that the backend may not get.
+    Returns how many NaN and infinities the inputs have. Raises `CodecError` for values that the backend may not get.
     """
     nonfinite = 0
     for index, (entry, tensor) in enumerate(binary, 1):
@@ -221,7 +221,10 @@ def _with_values(text: bytes, later: list[memoryview | Tensor]) -> list[bytes | 
 
 
 def _in_form(entry: Entry, tensor: Tensor, of_request: Parameters | UnsetType | None, policy: TensorPolicy) -> Tensor:
-    """*tensor*, after *entry* says what its values will be in JSON; *of_request* are the request's parameters."""
+    """Say in *entry* what the values of *tensor* will be in JSON; *of_request* are the request's parameters.
+
+    Returns *tensor*, with the content type by which its values are printed.
+    """
     if tensor.datatype.kind is BYTES and policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
         content_type = _content_type(entry.parameters, of_request)
         if content_type:
@@ -233,7 +236,7 @@ def _in_form(entry: Entry, tensor: Tensor, of_request: Parameters | UnsetType | 
 
 
 def _content_type(*said: Parameters | UnsetType | None) -> bytes:
-    """What the first of *said* names that names one, as JSON text; empty for base64, or if none does (protocol 3.5)."""
+    """The first `content_type` in *said*, as JSON text; empty for base64, or if there is none (protocol 3.5)."""
     for parameters in said:
         value = parameters.get("content_type", UNSET) if parameters else UNSET
         if value is not UNSET and bytes(value) not in (b"null", b'""'):

@@ -67,7 +67,7 @@ class RequestText(msgspec.Struct, frozen=True):
     is_recovered: bool
     """Whether the header length had to be found (protocol section 6)."""
     spans: list[memoryview]
-    """The text of `data` that is not in *request*, where the number of its span stands in its place."""
+    """The texts of `data` that are not in *request*, where the index in this list stands in place of each text."""
     n_bytes: int
     """The length of the whole body."""
 
@@ -186,7 +186,7 @@ def _split(body: memoryview, header_length: int | None, limits: HeaderLimits, re
 
 
 def _scanned(text: memoryview, limits: HeaderLimits, *, is_whole: bool) -> Generator[None, None, Scanner]:
-    """What has walked through the JSON in *text*; what follows the JSON is looked at only if *text* *is_whole*."""
+    """The scanner that has walked through the JSON in *text*, and if *is_whole* through what follows it."""
     scanner = Scanner(
         "inputs",
         lambda entry: SkipSink("the JSON of an input"),
@@ -310,8 +310,8 @@ def check_names(inputs: list[Entry]) -> None:
 def source(entry: Entry, index: int, spans: list[memoryview]) -> memoryview | int | None:
     """Where the values of the input *entry* are; takes `binary_data_size` out of it, and `data` that is null.
 
-    The text of its data, its bytes among the blobs, or None for shared memory. Raises `CodecError` for anything but
-    one of them (protocol 2.1).
+    The text of its data, the number of its bytes among the blobs, or None for shared memory. Raises `CodecError` for
+    anything but one of these (protocol 2.1).
     """
     size = binary_size(entry, index)
     data = None
@@ -374,7 +374,7 @@ def find_header_length(
 ) -> Generator[None, None, int | None]:
     """How many bytes of *body* are its JSON, if blobs follow them; None if it is JSON, or nothing, to its end.
 
-    *reserve* is called as by `InferRequest.parse`. Yields after each step of work. Raises `CodecError` as that does.
+    *reserve* is called, and `CodecError` raised, as by `InferRequest.parse`. Yields after each step of work.
     """
     text = yield from read_request(body, None, limits, reserve, recover=True, unjudged=())
     return len(body) - len(text.blobs) if text is not None and len(text.blobs) else None
