@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.config.schema import Config
 from gateway.config.structure import choices_of, fields_in_file, is_struct, without_none
-from gateway.config.values import Address, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
+from gateway.config.values import Address, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers, plain
 
 _OUTSIDE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${file:PATH}: a value from outside"}
 
@@ -48,9 +48,7 @@ def _struct(type_: Any) -> dict[str, Any]:
     for key, item in fields_in_file(type_).items():
         properties[key] = _schema(item.type)
         if item.default is not msgspec.NODEFAULT and not is_struct(item.type):
-            properties[key]["default"] = msgspec.to_builtins(
-                item.default, enc_hook=lambda value: int(value) if isinstance(value, Workers) else str(value)
-            )
+            properties[key]["default"] = msgspec.to_builtins(item.default, enc_hook=plain)
     return {
         "description": inspect.getdoc(type_),
         "type": "object",
@@ -62,11 +60,8 @@ def _struct(type_: Any) -> dict[str, Any]:
 
 def _schema(type_: Any) -> dict[str, Any]:
     type_, is_optional = without_none(type_)
-    schema = _without_null(type_)
-    return {"anyOf": [schema, {"type": "null"}]} if is_optional else schema
-
-
-def _without_null(type_: Any) -> dict[str, Any]:
+    if is_optional:
+        return {"anyOf": [_schema(type_), {"type": "null"}]}
     origin = typing.get_origin(type_)
     if type_ is Any:
         return {}

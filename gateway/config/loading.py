@@ -15,7 +15,7 @@ from gateway.config.reading import MAX_FINDINGS, inspected
 from gateway.config.rules import check
 from gateway.config.schema import Config
 from gateway.config.structure import walk
-from gateway.config.values import FilePath, Workers, read, shortened
+from gateway.config.values import FilePath, plain, read, shortened
 from gateway.config.warnings import UNUSED, WARNINGS
 from gateway.errors import ConfigError
 
@@ -82,7 +82,7 @@ def decode(text: bytes) -> Config:
 
 def masked(config: Config) -> dict[str, Any]:
     """The effective configuration as plain values; values from outside and of all headers that are set are hidden."""
-    tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_plain)
+    tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=plain)
     del tree["hidden"]
     hidden = set(config.hidden)
     if config.tracing is not None:
@@ -93,10 +93,6 @@ def masked(config: Config) -> dict[str, Any]:
             is_hidden = "limits.concurrent_requests" in hidden
             backend["max_connections"] = HIDDEN if is_hidden else config.max_connections(name)
     return {key: _masked(value, shortened(key), hidden) for key, value in tree.items()}
-
-
-def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, Workers) else str(value)
 
 
 def _masked(value: Any, path: str, hidden: set[str]) -> Any:

@@ -126,9 +126,10 @@ def _body_faults(at: Place) -> dict[str, str]:
     return {} if body is None else body.faults
 
 
-def _path_fault(path: str) -> str | None:
+def _refusal(read: Callable[[Any], object], value: Any) -> str | None:
+    """Why the codec cannot *read* the *value*."""
     try:
-        steps_of(path)
+        read(value)
     except CodecError as error:
         return str(error)
     return None
@@ -136,11 +137,7 @@ def _path_fault(path: str) -> str | None:
 
 def _paths_fault(at: Place) -> str | None:
     """Why paths of outputs that are sound one by one cannot be followed together."""
-    try:
-        tree_of(at.value)
-    except CodecError as error:
-        return None if any(map(_path_fault, at.value.values())) else str(error)
-    return None
+    return None if any(_refusal(steps_of, path) for path in at.value.values()) else _refusal(tree_of, at.value)
 
 
 def _outputs_without_path(at: Place) -> dict[str, bool]:
@@ -268,12 +265,12 @@ ERRORS = (
     Rule(Model, "inputs", lambda at: "" in at.value and len(at.value) > 1,
          "expected a name for each of them: only a single input may have none"),
     Rule(Model, ":request.body", _body_faults, "{found}"),
-    Rule(Model, "answer.*", lambda at: _path_fault(at.value), "{found}"),
+    Rule(Model, "answer.*", lambda at: _refusal(steps_of, at.value), "{found}"),
     Rule(Model, "answer.*", lambda at: at.name not in at.part.outputs,
          "no such output in `outputs`, where its `datatype` has to stand"),
     Rule(Model, "answer", _paths_fault, "{found}"),
-    Rule(Model, "error", lambda at: _path_fault(at.value) or ("[*]" in at.value and "expected a path without [*]"),
-         "{found}"),
+    Rule(Model, "error", lambda at: _refusal(steps_of, at.value), "{found}"),
+    Rule(Model, "error", lambda at: "[*]" in at.value, "expected a path without [*]"),
     Rule(ModelRequest, "path", lambda at: set(_FIELD.findall(at.value)) - {"{model}", "{version}"},
          "expected nothing in braces but {{model}} and {{version}}"),
     Rule(Model, "signature", lambda at: not at.value, "expected a name, such as serving_default"),

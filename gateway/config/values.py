@@ -232,6 +232,11 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") and address.count(".") == 3
 
 
+def plain(value: Any) -> int | str:
+    """*value*, which is of one of the kinds, as YAML has it."""
+    return int(value) if isinstance(value, Workers) else str(value)
+
+
 def read(type_: type, value: Any, base: Path) -> Any:
     """The *value* that YAML gave as *type_*, one of `KINDS`; paths are relative to the folder *base*.
 

@@ -16,7 +16,7 @@ from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, Datatype, element_count
 from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import parse_shape
-from gateway.codec.v2.framing import Cursor, Framing
+from gateway.codec.v2.framing import Cursor, Framing, copied
 from gateway.codec.v2.messages import Answer, Entry, Request, printed
 from gateway.codec.v2.reply import Reply, ReplyOutput
 from gateway.codec.v2.request_reading import announced, binary_size, check_names, id_of, select
@@ -183,12 +183,7 @@ def _cut(
             end = yield from elements.end_of(blob, start, n_rows * per_row)
         else:
             end += n_rows * per_row * datatype.item_bytes
-        piece = np.empty(end - start, np.uint8)
-        for at in range(0, len(piece), elements.WINDOW_BYTES):
-            until = min(at + elements.WINDOW_BYTES, len(piece))
-            piece[at:until] = blob[start + at : start + until]
-            yield
-        pieces.append(piece.data)
+        pieces.append((yield from copied(blob[start:end])))
     return pieces
 
 

@@ -1,12 +1,13 @@
 """How a body is cut into its JSON header and the blobs behind it (protocol section 1).
 
-Here: the header length and the cursor over the blobs. Not here: what the JSON says.
+Here: the header length, the cursor over the blobs, and copies of blobs. Not here: what the JSON says.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import msgspec
+import numpy as np
 
 from gateway.errors import CodecError
 
@@ -17,6 +18,8 @@ _VENDOR_TYPE = re.compile(
     r"\s*(application/vnd\.(?:sagemaker|vertex-ai)-triton\.binary\+json)\s*;\s*json-header-size\s*=\s*(.*?)\s*",
     re.IGNORECASE,
 )
+_COPY_BYTES = 256 * 1024
+
 _DIGITS = re.compile(r"[ \t]*([0-9]{1,19})[ \t]*", re.ASCII)
 
 
@@ -115,3 +118,15 @@ class Cursor:
                 f"{left} bytes left over behind the last binary input: the binary_data_size of all inputs "
                 f"add up to {taken}, the body has {taken + left} bytes behind its JSON"
             )
+
+
+def copied(blob: memoryview, *, behind: bytes = b"") -> Generator[None, None, memoryview]:
+    """A copy of *blob*, *behind* some bytes, in memory of its own; yields after each step of work."""
+    # np.empty leaves the pages alone until they are written; bytearray(n) would clear them all at once
+    whole: memoryview = np.empty(len(behind) + len(blob), np.uint8).data
+    whole[: len(behind)] = behind
+    copy = whole[len(behind) :]
+    for start in range(0, len(blob), _COPY_BYTES):
+        copy[start : start + _COPY_BYTES] = blob[start : start + _COPY_BYTES]
+        yield
+    return whole

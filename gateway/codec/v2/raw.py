@@ -8,21 +8,18 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, count_text, label_of, shape_text
 from gateway.codec.json.members import HELD_PER_BYTE, excerpt
 from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import DATATYPES, Kind
 from gateway.codec.v2.declarations import MAX_RANK, parse_shape
-from gateway.codec.v2.framing import Cursor
+from gateway.codec.v2.framing import Cursor, copied
 from gateway.codec.v2.request_reading import RequestText, Reserve, read_request, reserve_nothing
 from gateway.errors import CodecError
 
 MAX_NAMED = 5
 """How many inputs of a model an error names."""
-
-_COPY_BYTES = 1024 * 1024
 
 
 class _Tensor(msgspec.Struct):
@@ -50,22 +47,10 @@ def read_raw(
         prefix = elements.prefix_of(len(body), "the body")
         reserve(len(body) + len(header.text) * HELD_PER_BYTE)
         reserve = reserve_nothing
-        blob = yield from _prefixed(prefix, body)
+        blob = yield from copied(body, behind=prefix)
     text = yield from read_request(memoryview(header.text), len(header.text), limits, reserve)
     assert text is not None  # it is judged
     return msgspec.structs.replace(text, blobs=Cursor(blob), n_bytes=text.n_bytes + len(blob))
-
-
-def _prefixed(prefix: bytes, element: memoryview) -> Generator[None, None, memoryview]:
-    """A BYTES blob of one *element*: its length, *prefix*, and a copy of it."""
-    # np.empty leaves the pages alone until they are written; bytearray(n) would clear them all at once
-    blob: memoryview = np.empty(len(prefix) + len(element), np.uint8).data
-    blob[: len(prefix)] = prefix
-    copied = blob[len(prefix) :]
-    for start in range(0, len(element), _COPY_BYTES):
-        copied[start : start + _COPY_BYTES] = element[start : start + _COPY_BYTES]
-        yield
-    return blob
 
 
 class RawHeader(NamedTuple):
