@@ -27,6 +27,9 @@ STEP_VALUES = 1024
 BATCH_VALUES = 8 * STEP_VALUES
 """How many elements' texts are held, of all tensors together."""
 
+STEP_BYTES = 256 * 1024
+"""How much of the template's own text one step repeats, unless a single row has more: copying takes time as well."""
+
 Piece = bytes | bytearray
 
 
@@ -169,7 +172,7 @@ def _batch(columns: Sequence[Column], sizes: list[int], template: bytes, n_rows:
             made = 0
             yield b""
     rows = list(zip(*texts, strict=False)) if texts else [()] * n_rows
-    step = max(1, STEP_VALUES // max(1, len(texts)))
+    step = max(1, min(STEP_VALUES // max(1, len(texts)), STEP_BYTES // max(1, len(template))))
     for start in range(0, n_rows, step):
         yield (b"," if start else b"") + b",".join([template % row for row in rows[start : start + step]])
         yield b""

@@ -93,3 +93,12 @@ def test_many_tensors_are_printed_in_steps() -> None:
     rows, pieces = rows_of(columns, 100)
     assert rows == expected(columns, 100)
     assert len(pieces) > 100 * 1000 / row_printing.STEP_VALUES
+
+
+def test_text_beside_each_row_is_repeated_in_pieces() -> None:
+    """The values are few bytes, but a template may say much beside them."""
+    make, rows = numbers("INT8", 1000, ())
+    said = b"%s" % (b"a" * 3000)
+    pieces = list(row_pieces([make()], [b'{"x":'], b',"said":"%b"}' % said, 1000))
+    assert orjson.loads(b"[%b]" % b"".join(pieces)) == [{"x": row, "said": said.decode()} for row in rows]
+    assert max(map(len, pieces)) < row_printing.STEP_BYTES + len(said)
