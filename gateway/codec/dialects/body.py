@@ -42,8 +42,9 @@ from gateway.errors import CodecError
 MAX_DEPTH = 64
 """How deep a body may be nested."""
 
-MAX_BODIES = 256
-"""How many templates of the gateway's own are kept, read: one for each signature and each form that is configured."""
+MAX_WRITERS = 256
+"""How many writers with templates of the gateway's own a dialect keeps, one for each signature and form that is
+configured: reading a template takes longer than writing a small body."""
 
 ROW_FORM, TABLE = "row form", "table"
 """How errors call what has rows in it, in templates of the gateway's own."""

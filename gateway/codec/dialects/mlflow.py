@@ -5,12 +5,12 @@ Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from msgspec import structs
 
-from gateway.codec.dialects.body import MAX_BODIES, ROW_FORM, TABLE, Body, Every, text_or_base64
+from gateway.codec.dialects.body import MAX_WRITERS, ROW_FORM, TABLE, Body, Every, text_or_base64
 from gateway.codec.dialects.description import NO_ENCODINGS, UNKNOWN, Encodings, ModelDescription, encodings_of
 from gateway.codec.dialects.dialect import Dialect, document_of
 from gateway.codec.dialects.paths import AnswerForm, find
@@ -21,6 +21,9 @@ from gateway.errors import CodecError
 
 _REASON = re.compile(r"(?<![A-Za-z])Error: ")
 """What MLflow puts before the reason, behind all the data of the request; not the end of `ValueError: `."""
+
+
+_ANSWER = AnswerForm(("predictions",))
 
 
 class MLflow(Dialect):
@@ -50,7 +53,7 @@ class MLflow(Dialect):
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """What the model returns: nested data, several of them in a list, an object by name, or the rows of a table."""
-        return AnswerForm(("predictions",))
+        return _ANSWER
 
     def error_words(self, text: bytes, description: ModelDescription = UNKNOWN) -> str | None:
         """The last line of the stack trace, or of the message, which says there what the matter is."""
@@ -65,17 +68,18 @@ class MLflow(Dialect):
 
 def mlflow_inputs(is_unnamed: bool, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"inputs": {NAME: nested}, "params": ...}`; *is_unnamed*: the model's only input has no name."""
-    return _only(_writer("nameless", encodings)) if is_unnamed else _writer("inputs", encodings)
+    write = _writer("nameless" if is_unnamed else "inputs", tuple(encodings.items()))
+    return partial(_only, write) if is_unnamed else write
 
 
 def mlflow_instances(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"instances": [row, ...], "params": ...}`."""
-    return _writer("instances", encodings)
+    return _writer("instances", tuple(encodings.items()))
 
 
 def mlflow_dataframe_split(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"dataframe_split": {"columns": [NAME, ...], "data": [row, ...]}, "params": ...}`."""
-    write = _writer("dataframe_split", encodings)
+    write = _writer("dataframe_split", tuple(encodings.items()))
     return lambda request: write(structs.replace(request, inputs=list(map(_column, request.inputs))))
 
 
@@ -87,28 +91,20 @@ _TEMPLATES: Mapping[str, Any] = {
 }
 
 
-def _writer(form: str, encodings: Encodings) -> Writer:
+@lru_cache(MAX_WRITERS)
+def _writer(form: str, encodings: tuple[tuple[str, str], ...]) -> Writer:
     """The body has `params` only if the request has parameters."""
-    key = form, tuple(encodings.items())
-    return lambda request: _body(*key, bool(request.parameters)).write(request)
+    strings, rows = text_or_base64(dict(encodings)), TABLE if form == "dataframe_split" else ROW_FORM
+    plain = Body(_TEMPLATES[form], {}, strings, rows)
+    with_params = Body({"params": "$parameters", **_TEMPLATES[form]}, {}, strings, rows)
+    return lambda request: (with_params if request.parameters else plain).write(request)
 
 
-@lru_cache(MAX_BODIES)
-def _body(form: str, encodings: tuple[tuple[str, str], ...], has_params: bool) -> Body:
-    params = {"params": "$parameters"} if has_params else {}
-    strings = text_or_base64(dict(encodings))
-    return Body({**params, **_TEMPLATES[form]}, {}, strings, TABLE if form == "dataframe_split" else ROW_FORM)
-
-
-def _only(write: Writer) -> Writer:
-    """*write* for requests with one input. Raises `CodecError` for others."""
-
-    def write_one(request: DialectRequest) -> Callable[[], Iterator[Piece]]:
-        if len(request.inputs) != 1:
-            raise CodecError(f"the model has one input, which has no name; the request has {len(request.inputs)}")
-        return write(request)
-
-    return write_one
+def _only(write: Writer, request: DialectRequest) -> Callable[[], Iterator[Piece]]:
+    """*write* for a request with one input. Raises `CodecError` for others."""
+    if len(request.inputs) != 1:
+        raise CodecError(f"the model has one input, which has no name; the request has {len(request.inputs)}")
+    return write(request)
 
 
 def _column(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from gateway.codec.dialects.body import MAX_BODIES, ROW_FORM, Body, Every
+from gateway.codec.dialects.body import MAX_WRITERS, ROW_FORM, Body, Every
 from gateway.codec.dialects.description import (
     NO_ENCODINGS,
     OCTETS_SUFFIX,
@@ -37,6 +37,9 @@ T = TypeVar("T")
 DEFAULT_SIGNATURE = "serving_default"
 """The signature that a request means if it names none."""
 
+MAX_PATHS = 256
+"""How many models' paths are kept, made: a request needs its own twice."""
+
 MAX_NAMED = 10
 """The most signatures that an error names."""
 
@@ -58,6 +61,10 @@ DTYPES = {
 }
 """TensorFlow's datatypes by the names in its metadata. TensorFlow Serving itself reads and writes no JSON of DT_UINT16,
 DT_HALF and DT_BFLOAT16: it answers 501 and 400."""
+
+
+_COLUMNS = AnswerForm(("outputs", "predictions"), b64_objects=True)
+_ROWS = AnswerForm(("predictions",), b64_objects=True, in_rows=True)
 
 
 class _Dimension(msgspec.Struct, frozen=True):
@@ -137,9 +144,7 @@ class TensorFlow(Dialect):
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """As the request; but KServe answers `predictions` also where its model takes `inputs`."""
-        if description.format == "row":
-            return AnswerForm(("predictions",), b64_objects=True, in_rows=True)
-        return AnswerForm(("outputs", "predictions"), b64_objects=True)
+        return _ROWS if description.format == "row" else _COLUMNS
 
 
 # What it gets
@@ -147,24 +152,20 @@ class TensorFlow(Dialect):
 
 def tensorflow_columnar(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "inputs": {NAME: nested}}`; no name for an empty *signature*."""
-    return _writer(signature, False, encodings)
+    return _writer(signature, False, tuple(encodings.items()))
 
 
 def tensorflow_row(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "instances": [row, ...]}`; no name for an empty *signature*."""
-    return _writer(signature, True, encodings)
+    return _writer(signature, True, tuple(encodings.items()))
 
 
-def _writer(signature: str, is_row: bool, encodings: Encodings) -> Writer:
-    body = _body(signature, is_row, tuple(encodings.items()))
-    return lambda request: body.write(_for_tensorflow(request))
-
-
-@lru_cache(MAX_BODIES)
-def _body(signature: str, is_row: bool, encodings: tuple[tuple[str, str], ...]) -> Body:
+@lru_cache(MAX_WRITERS)
+def _writer(signature: str, is_row: bool, encodings: tuple[tuple[str, str], ...]) -> Writer:
     named = {"signature_name": f"${signature}" if signature.startswith("$") else signature} if signature else {}
     inputs = {"instances": {"$each": Every.IN_A_ROW}} if is_row else {"inputs": Every.BY_NAME}
-    return Body({**named, **inputs}, {}, partial(_strings, dict(encodings)), ROW_FORM)
+    body = Body({**named, **inputs}, {}, partial(_strings, dict(encodings)), ROW_FORM)
+    return lambda request: body.write(_for_tensorflow(request))
 
 
 def _for_tensorflow(request: DialectRequest) -> DialectRequest:
@@ -212,6 +213,7 @@ def _strings(encodings: Encodings, request: DialectRequest, tensor: Tensor) -> S
 # What it says
 
 
+@lru_cache(MAX_PATHS)
 def _path(model: str, version: str | None) -> str:
     path = f"/v1/models/{quote(model, safe='')}"
     return path if version is None else f"{path}/versions/{quote(version, safe='')}"

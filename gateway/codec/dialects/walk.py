@@ -74,10 +74,7 @@ class Walk:
 
     def _value(self, node: Node, text: ArrivingText, target: Target) -> Reading[None]:
         """Read the value that comes next in *text*; what of it is an output goes to *target*."""
-        for each in node.nodes():
-            self._there.pop(each.path, None)
-            if each.output is not None:
-                target.forget(each.output)
+        self._forget(node, target)
         code = yield from text.first()
         if node.has_outputs:
             self._has_outputs = True
@@ -99,9 +96,20 @@ class Walk:
         elif node.items and code == ARRAY:
             yield from self._items(node, text, target)
         elif node.row is not None and code == ARRAY:
+            self._there[node.path] = "is a list"
             yield from self._read_rows(node.row, text)
         else:
             yield from self._pass_other(node, text)
+
+    def _forget(self, node: Node, target: Target) -> None:
+        """Let go of what a value at *node* has shown before; there is one if a member comes a second time."""
+        if node.output is not None:
+            target.forget(node.output)
+        elif node.path in self._there:
+            for each in node.nodes():
+                self._there.pop(each.path, None)
+                if each.output is not None:
+                    target.forget(each.output)
 
     def _node_of_all(self, text: ArrivingText) -> Reading[Node]:
         """How the value that comes next has all outputs. Raises `CodecError` if it does not show where they are."""

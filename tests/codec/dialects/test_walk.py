@@ -148,6 +148,20 @@ def test_a_member_that_is_there_twice_is_told_once_and_as_it_was_last() -> None:
             read(f'[{row}, {{"b": 1}}]', {"y": "$[*].a.y"}, {"y": "FP32"})
 
 
+@pytest.mark.parametrize("path", ["$.r", "$.r[*]", "$.r[*].y", "$.r[0].y", "$.r[*][0]"])
+@pytest.mark.parametrize("last", ["null", "{}", "5"])
+def test_of_two_members_with_one_name_nothing_of_the_first_is_left(path: str, last: str) -> None:
+    first = {"$.r": "[1]", "$.r[*]": "[1]", "$.r[*][0]": "[[1]]"}.get(path, '[{"y": 1}]')
+    assert read(f'{{"r": {first}}}', {"y": path}, {"y": "FP32"})["y"][1] == [1]
+    for between in ("", LONG):
+        text = f'{{"r": {first}, {between} "r": {last}}}'
+        if path == "$.r" and last != "{}":
+            assert read(text, {"y": path}, {"y": "FP32"})["y"][0] == []
+        else:
+            with pytest.raises(CodecError, match="output 'y'.*(nothing at|expected values)"):
+                read(text, {"y": path}, {"y": "FP32"})
+
+
 @pytest.mark.parametrize("chunk_bytes", [None, 1])
 @pytest.mark.parametrize(
     ("text", "path", "words"),
