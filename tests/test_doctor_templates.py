@@ -1,7 +1,9 @@
 """The doctor before servers that speak no protocol: `--path` and `--sample`."""
 
 import json
-from collections.abc import AsyncIterator
+import random
+import re
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ import yaml
 from aiohttp import web
 
 from gateway import config
-from gateway.doctor.template_trials import MAX_SAMPLE_BYTES, Guess, filled, shape_of
+from gateway.doctor.samples import shape_of
+from gateway.doctor.template_trials import MAX_SAMPLE_BYTES, Guess, filled
 from tests.conftest import running
-from tests.test_doctor import answered_by, doctor
+from tests.test_doctor import answered_by, doctor, unwrapped
 
 SAMPLE = {"features": [[1.0, 2.0, 1.0]], "user": "$web"}
 
@@ -129,6 +132,40 @@ async def test_what_is_no_sample_ends_with_2(openapi: Any, answer: Any, words: s
     assert words in found.findings("problem")[0]
 
 
+@pytest.mark.parametrize(
+    ("sample", "answer", "words"),
+    [
+        ("null", [1], "the sample has no value that could be an input"),
+        (f"[1{'0' * 400}]", [1], "the sample has values that are not FP64"),
+        ("[1]", [10**400], "the answer to the sample has values that are not FP64"),
+    ],
+)
+async def test_a_sample_of_which_no_tensor_can_be_made_ends_with_2(
+    sample: str, answer: Any, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sample.json").write_text(sample)
+    async with legacy(answer=lambda body: answer) as url:
+        found = await doctor(url, "--path", "/predict", "--sample", str(tmp_path / "sample.json"))
+    assert found.code == 2
+    assert words in found.findings("problem")[0]
+
+
+async def test_rows_that_differ_in_what_no_tensor_has_are_pointed_out(tmp_path: Path) -> None:
+    rows = [{"age": 1, "tags": ["a", None], "of": None}, {"age": 2, "tags": ["b"], "of": None}]
+    (tmp_path / "sample.json").write_text(json.dumps({"rows": rows}))
+    async with legacy(answer=lambda body: {"sum": [row["age"] for row in body["rows"]]}) as url:
+        found = await doctor(url, "--path", "/predict", "--sample", str(tmp_path / "sample.json"))
+    assert any("differ at $.rows[*].tags in values" in words for words in found.findings("problem"))
+
+
+async def test_texts_that_are_missing_in_an_answer_become_empty_ones(sample: str) -> None:
+    async with legacy(answer=lambda body: {"labels": ["a", None]}) as url:
+        found = await doctor(url, "--path", "/predict", "--sample", sample)
+    described = {"datatype": "BYTES", "shape": [-1], "missing": ""}
+    assert found.backend["models"]["model"]["outputs"] == {"labels": described}
+    assert found.table["infer in binary"].startswith("yes, with the same values")
+
+
 async def test_a_server_that_needs_credentials_says_so(sample: str) -> None:
     async with legacy(token="t") as url:
         found = await doctor(url, "--path", "/predict", "--sample", sample)
@@ -154,7 +191,8 @@ async def test_what_is_wrong_with_the_options_is_said(options: list[str], words:
 async def test_a_sample_that_is_none_is_said(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("{")
     (tmp_path / "b").write_bytes(b" " * (MAX_SAMPLE_BYTES + 1))
-    for name, words in (("a", "not JSON"), ("b", "more than")):
+    (tmp_path / "c").write_text('"\\ud800"')
+    for name, words in (("a", "not JSON"), ("b", "more than"), ("c", "not JSON")):
         found = await doctor("http://127.0.0.1:1", "--path", "/p", "--sample", str(tmp_path / name))
         assert words in found.complained
 
@@ -193,6 +231,8 @@ def test_tensors_are_found_in_a_document(document: Any, body: Any, paths: dict[s
         {"x": [0], "a": {"b": {"x": [1]}}, "a_b": {"x": [2]}, "c": {"x": [3]}},
         {"rows": [{}, {}], "x": [1], "deep": {"rows": [{"a": {}}]}},
         {"rows": [{"a": 1}, {"b": "$2"}], "x": [1], "mixed": ["$y", 1, {"$z": None}]},
+        {"x": [1], "huge": 2**70},
+        {"x": [1, 2**63], "y": [2**64], "mixed": [True, 1], "holes": ["a", None], "nothing": [None]},
     ],
 )
 def test_any_document_is_a_template_that_loads(document: Any) -> None:
@@ -205,8 +245,75 @@ def test_any_document_is_a_template_that_loads(document: Any) -> None:
     assert config.parse(yaml.safe_dump({"backends": {"b": backend}}))
 
 
+NAMES = ("x", "y", "id", "parameters", "a b", "$x", "$each", "$flat", "$", "", "é", "0", "a.b", "b64", "error")
+SCALARS = (0, -3, 2**40, 2**63, 2**64, 2**70, 0.1, 1.5, 1e300, True, False, None, "", "a", "$x", "$$", "é", "\0", "~")
+KINDS = (
+    (0, 7, -(2**63)),
+    (0.5, 0.1, 1e300),
+    ("a", "", "$x"),
+    (True, False),
+    (1, 0.5),
+    (1.5, None),
+    (True, 1),
+    ("a", None),
+)
+
+
+def any_document(draw: random.Random, depth: int = 0) -> Any:
+    """A document with nested lists, records, and what templates have to escape."""
+    form = draw.choice(("object", "tensor", "list", "records", "scalar") if depth < 4 else ("scalar",))
+    if form == "object":
+        return {draw.choice(NAMES): any_document(draw, depth + 1) for _ in range(draw.randint(0, 3))}
+    if form == "tensor":
+        return nested(draw, [draw.choice((1, 1, 2, 3, 0)) for _ in range(draw.randint(1, 3))], draw.choice(KINDS))
+    if form == "list":
+        return [any_document(draw, depth + 1) for _ in range(draw.randint(0, 3))]
+    if form == "records":
+        kinds = {
+            draw.choice(NAMES): (draw.choice(([], [], [2])), draw.choice(KINDS)) for _ in range(draw.randint(1, 3))
+        }
+        return [{name: nested(draw, *kind) for name, kind in kinds.items()} for _ in range(draw.randint(1, 3))]
+    return draw.choice(SCALARS)
+
+
+def nested(draw: random.Random, shape: list[int], values: Sequence[Any]) -> Any:
+    if not shape:
+        return draw.choice(values)
+    return [nested(draw, shape[1:], values) for _ in range(shape[0])]
+
+
+async def test_any_sample_and_any_answer_give_a_file_that_check_takes_and_that_works(tmp_path: Path) -> None:
+    n_working = 0
+    for seed in range(60):
+        draw = random.Random(seed)
+        sent, answered = any_document(draw), any_document(draw)
+        came: list[Any] = []
+
+        def answer(body: Any, answered: Any = answered, came: list[Any] = came, *, is_echo: bool = seed % 2 > 0) -> Any:
+            came.append(body)
+            return {"echo": body, "more": answered} if is_echo else answered
+
+        file = tmp_path / "sample.json"
+        file.write_text(json.dumps(sent))
+        async with legacy(answer=answer) as url:
+            found = await doctor(url, "--path", "/predict", "--sample", str(file), "--yaml")
+        if found.code == 2:
+            words = ("no value that could be an input", "no JSON that has outputs")
+            assert any(each in unwrapped(found.complained) for each in words), (seed, found.complained)
+            continue
+        n_working += 1
+        assert config.parse(found.printed).backends["default"].dialect == "template"
+        table = unwrapped(found.complained)
+        assert re.search("infer in binary +yes, with the same values as straight in JSON", table), (seed, table)
+        if "the rows of the sample differ" not in table:
+            assert came.count(sent) >= len(came) / 2, seed  # the others have NaN, where an input can be that
+    assert n_working > 30
+
+
 def test_shapes_are_those_of_rectangular_lists() -> None:
     assert shape_of([[1, 2.5], [3, None]]) == (2, 2)
     assert shape_of([[], []]) == (2, 0)
     assert shape_of("a") == ()
+    assert shape_of(["a", None], has_missing=True) == (2,)
+    assert shape_of(["a", None]) is shape_of([True, 1]) is shape_of([None]) is None
     assert shape_of([[1], 2]) is shape_of([{"a": 1}]) is shape_of(["a", 1]) is None

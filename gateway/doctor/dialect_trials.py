@@ -27,6 +27,7 @@ from gateway.doctor.samples import (
     as_described,
     blob_of,
     flat,
+    guessed,
     sample,
 )
 from gateway.doctor.trials import Model, RefusedError, Trials, candidates
@@ -281,25 +282,3 @@ def _by_name(value: Any, only: str) -> dict[str, Any]:
     if isinstance(value, list) and value and all(isinstance(row, dict) and list(row) != ["b64"] for row in value):
         return {name: [row.get(name) for row in value] for name in value[0]}
     return {only: value}
-
-
-def guessed(values: Sequence[Any], *, is_double: bool = False) -> str:
-    """The likeliest datatype of *values* of JSON, among the datatypes that hold them exactly.
-
-    *is_double*: floats are FP64 even if FP32 would hold them.
-    """
-    known = [value for value in values if value is not None]
-    if any(isinstance(value, str | dict) for value in known):
-        return "BYTES"
-    if known and all(isinstance(value, bool) for value in known):
-        return "BOOL"
-    if known and len(known) == len(values) and all(isinstance(value, int) for value in known):
-        return "INT64"
-    with np.errstate(over="ignore"):
-        return "FP32" if not is_double and all(map(_is_single, known)) else "FP64"
-
-
-def _is_single(value: float) -> bool:
-    """Whether FP32 holds *value* exactly, as it does NaN; 0.1, printed short, counts as FP64."""
-    single = np.float32(value)
-    return float(single) == value or bool(np.isnan(single))

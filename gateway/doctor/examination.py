@@ -54,7 +54,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     try:
         asker, first = await reach(meant.url, endpoint, headers, report)
         if given.path is not None:
-            server = await _examined_with(asker, meant.url, model or THE_MODEL, given.path, document, report)
+            server = await _examined_with(asker, meant.url, model or THE_MODEL, given, document, report)
         else:
             server = await _examined(asker, first, meant.url, model or meant.model, report)
     except UnusableServerError as error:
@@ -74,11 +74,13 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     return WORKS if report.works_as_it_is else WORKS_WITH
 
 
-async def _examined_with(asker: Asker, url: str, model: str, path: str, document: Any, report: Report) -> Said:
+async def _examined_with(asker: Asker, url: str, model: str, given: Given, document: Any, report: Report) -> Said:
     """Try a server that speaks no protocol, with the sample *document*, or the example in its own description."""
+    path = given.path
+    assert path is not None
     report.heading(f"POST {path}")
     try:
-        document = await described_sample(asker, path) if document is None else document
+        document = await described_sample(asker, path) if given.sample is None else document
         trials = TemplateTrials(asker, model, report, path, document)
         await trials.first()
     except RefusedError as error:

@@ -145,6 +145,59 @@ def flat(data: Any) -> list[Any]:
     return [value for item in data for value in flat(item)]
 
 
+def shape_of(values: Any, *, has_missing: bool = False) -> tuple[int, ...] | None:
+    """The shape of nested lists of values of one kind; None if they are not rectangular.
+
+    `null` is NaN among numbers, and a missing text among texts if these *has_missing*.
+    """
+    if isinstance(values, dict):
+        return None
+    if not isinstance(values, list):
+        return ()
+    shapes_inside = {shape_of(item, has_missing=has_missing) for item in values}
+    inner = shapes_inside.pop() if shapes_inside else ()
+    if shapes_inside or inner is None:
+        return None
+    kinds = {_kind(item) for item in flat(values)}
+    known = kinds - {None}
+    is_number = bool(known) and known <= {Kind.INTEGER, Kind.FLOAT}
+    may_be_null = is_number or (has_missing and known == {Kind.BYTES})
+    is_tensor = (is_number or len(known) < 2) and (may_be_null or None not in kinds)
+    return (len(values), *inner) if is_tensor else None
+
+
+def guessed(values: Sequence[Any], *, is_double: bool = False) -> str:
+    """The likeliest datatype of *values* of JSON, among the datatypes that hold them exactly, if one does.
+
+    *is_double*: floats are FP64 even if FP32 would hold them.
+    """
+    kinds = {_kind(value) for value in values}
+    if Kind.BYTES in kinds:
+        return "BYTES"
+    if kinds - {None} == {Kind.BOOL}:
+        return "BOOL"
+    if kinds == {Kind.INTEGER}:
+        rows = (DATATYPES["INT64"], DATATYPES["UINT64"])
+        fitting = (row.name for row in rows if row.lowest <= min(values) and max(values) <= row.highest)
+        return next(fitting, "FP64")
+    with np.errstate(over="ignore"):
+        return "FP64" if is_double or not all(_is_single(value) for value in values if value is not None) else "FP32"
+
+
+def _kind(value: Any) -> Kind | None:
+    """The kind of datatype that holds *value* of JSON; None for `null`."""
+    if value is None:
+        return None
+    kinds = ((bool, Kind.BOOL), (int, Kind.INTEGER), (float, Kind.FLOAT))
+    return next((kind for type_, kind in kinds if isinstance(value, type_)), Kind.BYTES)
+
+
+def _is_single(value: float) -> bool:
+    """Whether FP32 holds *value* exactly, as it does NaN; 0.1, printed short, counts as FP64."""
+    single = np.float32(value)
+    return float(single) == value or bool(np.isnan(single))
+
+
 def blob_of(datatype: str, values: Sequence[Any]) -> bytes:
     """*values* as bytes on the wire. Raises `UnreadableError` if *datatype* cannot hold them."""
     row = DATATYPES[datatype]

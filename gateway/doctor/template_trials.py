@@ -13,9 +13,8 @@ from typing import Any
 from gateway.backend.questions import Answer, NoAnswerError
 from gateway.codec import find, steps_of
 from gateway.doctor.asking import Asker
-from gateway.doctor.dialect_trials import guessed
 from gateway.doctor.report import Report
-from gateway.doctor.samples import Output, Sample, UnreadableError, blob_of, flat
+from gateway.doctor.samples import Output, Sample, UnreadableError, blob_of, flat, guessed, shape_of
 from gateway.doctor.trials import Model, RefusedError, Trials
 from gateway.errors import ConfigError
 
@@ -42,7 +41,9 @@ def sample_of(path: str | None, file: str | None) -> Any:
             content = opened.read(MAX_SAMPLE_BYTES + 1)
         if len(content) > MAX_SAMPLE_BYTES:
             raise ConfigError(f"--sample {file}: more than {MAX_SAMPLE_BYTES} bytes")
-        return json.loads(content)
+        document = json.loads(content)
+        json.dumps(document, ensure_ascii=False).encode()  # raises for half a surrogate pair, which is no text
+        return document
     except OSError as error:
         raise ConfigError(f"--sample {file}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -85,12 +86,18 @@ def _first_example(schema: Mapping[str, Any]) -> Any:
 class Guess:
     """One side of a template, guessed from a *document*."""
 
-    def __init__(self, document: Any, only: str) -> None:
-        """*only* is what the whole document is called, where it is one tensor."""
+    def __init__(self, document: Any, only: str, *, is_answer: bool = False) -> None:
+        """*only* is what the whole document is called, where it is one tensor.
+
+        *is_answer*: a `null` among texts counts as a missing text. No input has any.
+        """
+        self._is_answer = is_answer
         self.tensors: dict[str, Any] = {}
         """The values of each input or output, nested."""
         self.paths: dict[str, str] = {}
         """Where each stands, as in `answer`."""
+        self.levelled: list[str] = []
+        """Where rows have different values that are no tensor: in the template all rows have the first one's."""
         self._only = only
         self._has_lists = _has_lists(document)
         self.body = self._read(document, (), "$")
@@ -100,9 +107,14 @@ class Guess:
         """The tensors as in a block of `models`."""
         found = {}
         for name, values in self.tensors.items():
-            shape = shape_of(values)
+            shape = self._shape_of(values)
             found[name] = {"datatype": guessed(flat(values)), "shape": [-1, *shape[1:]] if shape else []}
+            if found[name]["datatype"] == "BYTES" and None in flat(values):
+                found[name]["missing"] = ""
         return found
+
+    def _shape_of(self, values: Any) -> tuple[int, ...] | None:
+        return shape_of(values, has_missing=self._is_answer)
 
     def _read(self, value: Any, names: tuple[str, ...], path: str) -> Any:
         if isinstance(value, dict):
@@ -113,7 +125,7 @@ class Guess:
             n_tensors = len(self.tensors)
             item = self._read_rows(value, names, f"{path}[*]")
             return {"$each": item} if len(self.tensors) > n_tensors else _escaped(value)
-        is_tensor = isinstance(value, list) and shape_of(value) is not None
+        is_tensor = isinstance(value, list) and self._shape_of(value) is not None
         if is_tensor or (not self._has_lists and value is not None):
             return f"${self._tensor(value, names, path)}"
         return _escaped(value)
@@ -126,8 +138,10 @@ class Guess:
                 _escaped(name): self._read_rows(column, (*names, name), path + _step(name))
                 for name, column in columns.items()
             }
-        if shape_of(rows) is not None and all(row is not None for row in rows):
+        if self._shape_of(rows) is not None and all(row is not None for row in rows):
             return f"${self._tensor(rows, names, path)}"
+        if any(row != rows[0] for row in rows):
+            self.levelled.append(path)
         return _escaped(rows[0])
 
     def _tensor(self, values: Any, names: tuple[str, ...], path: str) -> str:
@@ -162,40 +176,30 @@ def _escaped(value: Any) -> Any:
     return f"${value}" if isinstance(value, str) and value.startswith("$") else value
 
 
-def shape_of(values: Any) -> tuple[int, ...] | None:
-    """The shape of nested lists of values of one kind; None if they are not rectangular."""
-    if isinstance(values, dict):
-        return None
-    if not isinstance(values, list):
-        return ()
-    shapes = {shape_of(item) for item in values}
-    inner = shapes.pop() if shapes else ()
-    if shapes or inner is None:
-        return None
-    kinds = {isinstance(item, str) for item in flat(values) if item is not None}
-    return (len(values), *inner) if len(kinds) < 2 else None
-
-
 class TemplateTrials(Trials):
     """The trials of a server that speaks no protocol, with a sample of what it takes at *path*."""
 
     def __init__(self, asker: Asker, model: str, report: Report, path: str, document: Any) -> None:
         super().__init__(asker, Model(model), report)
         self._path = path
-        self._document = document
         self._sent = Guess(document, "input")
         self._came: Guess | None = None
 
     async def first(self) -> None:
-        """See `Trials`. The sample is sent as it is."""
+        """See `Trials`. The sample is sent, as the template has it."""
         if not self._sent.tensors:
             raise RefusedError("the sample has no value that could be an input")
+        described = self._sent.described()
         self.samples = tuple(
-            Sample(name, each["datatype"], shape_of(values) or (), tuple(flat(values)))
-            for (name, each), values in zip(self._sent.described().items(), self._sent.tensors.values(), strict=True)
+            Sample(name, described[name]["datatype"], shape_of(values) or (), tuple(flat(values)))
+            for name, values in self._sent.tensors.items()
         )
         try:
-            answer = await self._asker.post(self._path, json.dumps(self._document).encode())
+            for each in self.samples:
+                each.blob  # noqa: B018  raises for numbers that no datatype holds
+            answer = await self.infer(self.samples)
+        except UnreadableError as error:
+            raise RefusedError(f"the sample has {error}") from None
         except NoAnswerError as error:
             raise RefusedError(str(error)) from None
         if unauthorized := self._asker.why_unauthorized(answer):
@@ -206,10 +210,13 @@ class TemplateTrials(Trials):
         self._report.ok(
             f"POST {self._path} with the sample: {text[:MAX_SHOWN]}{'...' if len(text) > MAX_SHOWN else ''}"
         )
-        self._came = Guess(answer.json, "output")
+        self._came = Guess(answer.json, "output", is_answer=True)
         if answer.json is None or not self._came.tensors:
             raise RefusedError("the answer to the sample is no JSON that has outputs in it")
-        self.outputs = tuple(self.outputs_of(answer))
+        try:
+            self.outputs = tuple(self.outputs_of(answer))
+        except UnreadableError as error:
+            raise RefusedError(f"the answer to the sample has {error}") from None
 
     def describe(self) -> None:
         """Set what was guessed."""
@@ -220,6 +227,11 @@ class TemplateTrials(Trials):
             f"neither the sample nor its answer say datatypes. Guessed from their values: {shown}. Put under `models` "
             "what the model takes and computes: clients must send the one, and get the other"
         )
+        if self._sent.levelled:
+            self._report.problem(
+                f"the rows of the sample differ at {', '.join(self._sent.levelled)} in values that no tensor can have: "
+                "the template sends those of the first row in each"
+            )
         self.caveat = ", if the datatypes that were guessed are right"
         self._report.set("dialect", "template", "it speaks no protocol: `models` says what it gets and what it answers")
         block = {
@@ -243,10 +255,11 @@ class TemplateTrials(Trials):
         found = []
         for name, described in self._came.described().items():
             values = _at(self._came.paths[name], answer.json)
-            shape = shape_of(values)
+            shape = shape_of(values, has_missing=True)
             if values is None or shape is None:
                 raise UnreadableError(f"nothing at {self._came.paths[name]}")
-            found.append(Output(name, described["datatype"], shape, blob_of(described["datatype"], flat(values))))
+            known = [described.get("missing") if value is None else value for value in flat(values)]
+            found.append(Output(name, described["datatype"], shape, blob_of(described["datatype"], known)))
         return found
 
 

@@ -13,6 +13,7 @@ All else is written as the JSON that it is. A template is read once. A request f
 JSON never exists as a whole. Not here: where outputs stand in an answer (`paths`).
 """
 
+import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
@@ -218,11 +219,9 @@ class Body:
         return f"there are {', '.join(self._inputs)}" if self._inputs else "`inputs` names none"
 
     def _constant(self, value: Any, at: str) -> bytes:
-        try:
-            if isinstance(value, float) and not math.isfinite(value):
-                raise TypeError
-            return orjson.dumps(value, option=orjson.OPT_PASSTHROUGH_DATETIME)
-        except TypeError:
+        try:  # not orjson, which refuses integers beyond 64 bits
+            return json.dumps(value, allow_nan=False).encode()
+        except (TypeError, ValueError):
             return self._fault(at, "expected what JSON has: text, a number, true, false or null")
 
     def _fault(self, at: str, words: str) -> bytes:
