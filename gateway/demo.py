@@ -8,7 +8,6 @@ cannot hide behind the same defect here.
 import asyncio
 import json
 import re
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +23,7 @@ from aiohttp import web
 from gateway.client.fronts import has_grpc
 from gateway.config import Address, for_backend
 from gateway.process.application import Application
-from gateway.process.ports import user_of
+from gateway.process.ports import is_free, user_of
 
 Image = npt.NDArray[np.float32]
 
@@ -32,7 +31,7 @@ Image = npt.NDArray[np.float32]
 async def demonstrate(stopped: asyncio.Event, *, once: bool) -> int:
     """Start server and gateway, show an inference, and serve until *stopped* unless *once*; returns the exit code."""
     async with JsonServer.on_port(PORTS.server) as server:
-        listen, admin, grpc = (f"127.0.0.1:{free_port_or(port)}" for port in PORTS[1:])
+        listen, admin, grpc = (f"127.0.0.1:{_free_port_or_any(port)}" for port in PORTS[1:])
         config = for_backend(server.url, listen, admin, grpc if has_grpc() else None, access="none")
         application = await Application.start(config)
         try:
@@ -102,7 +101,7 @@ class JsonServer:
     async def on_port(cls, port: int) -> AsyncIterator["JsonServer"]:
         """A server on *port* of the loopback interface, or on any free port if *port* is taken."""
         server = cls()
-        await server.start(free_port_or(port))
+        await server.start(_free_port_or_any(port))
         try:
             yield server
         finally:
@@ -176,15 +175,9 @@ class JsonServer:
         return response
 
 
-def free_port_or(wanted: int) -> int:
+def _free_port_or_any(wanted: int) -> int:
     """*wanted* if this port is free on the loopback interface, else 0, with which the kernel picks one."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", wanted))
-        except OSError:
-            return 0
-    return wanted
+    return wanted if is_free(Address(f"127.0.0.1:{wanted}")) else 0
 
 
 async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:

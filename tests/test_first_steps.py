@@ -320,7 +320,7 @@ def test_an_address_that_this_machine_does_not_have() -> None:
 def test_other_reasons_not_to_listen_are_explained_where_there_is_something_to_say(
     number: int, listen: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ports, "_is_free", lambda address: address.port != 8080)
+    monkeypatch.setattr(ports, "is_free", lambda address: address.port != 8080)
     config = parse(f"backends: {{a: {{endpoints: ['http://x']}}}}\nlisten: {listen}")
     error = OSError(number, f"cannot listen on {listen}: reason")
     assert ports.explained(error, config, ports.FILE).strerror == f"cannot listen on {listen}: reason{words}"

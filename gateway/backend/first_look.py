@@ -219,7 +219,7 @@ class _Look(NamedTuple):
         with suppress(GatewayError):
             answer = await self.get(path)
         says = f"answers probes of {self.endpoint.base_path}{path}"
-        if 200 <= answer.status < 300:
+        if answer.is_good:
             return Finding(GOOD, says)
         return _bad(f"{says} with {answer.status_line}: `health.path` has to get a 2xx")
 
@@ -231,7 +231,7 @@ class _Look(NamedTuple):
         health = self.backend.health
         probed = health.path if health is not None and health.path is not None else "/v2/health/live"
         with suppress(GatewayError):
-            if 200 <= (await self.get(probed)).status < 300:
+            if (await self.get(probed)).is_good:
                 return Finding(GOOD, f"answers probes of {base_path}{probed}, but GET {path} with {answer.status}")
             if dialect := (await ask_other_dialect(self.get)).dialect:
                 if self.backend.dialect == AUTO:

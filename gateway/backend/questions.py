@@ -65,6 +65,11 @@ class Answer(NamedTuple):
         return shortened(f"{self.status} {self.reason}".strip())
 
     @property
+    def is_good(self) -> bool:
+        """Whether the status is a 2xx."""
+        return self.status // 100 == 2
+
+    @property
     def is_html(self) -> bool:
         """Whether the body is an HTML page, meant for a person."""
         is_said = "html" in self.headers.get("content-type", "").lower()

@@ -8,7 +8,6 @@ from urllib.parse import quote
 from gateway import __version__
 from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer, Said
 from gateway.config import Address, Endpoint
-from gateway.demo import free_port_or
 from gateway.doctor.asking import Asker
 from gateway.doctor.dialect_trials import DialectTrials
 from gateway.doctor.given import TLS_OPTIONS, Given, endpoint_of
@@ -20,6 +19,7 @@ from gateway.doctor.template_trials import TemplateTrials, described_sample, sam
 from gateway.doctor.through import add_grpc, try_through
 from gateway.doctor.trials import RefusedError, Trials, V2Trials, describe
 from gateway.errors import ConfigError, GatewayError
+from gateway.process.ports import is_free
 
 WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
 """Exit codes: it works as it is; it works with the named settings; the server cannot be reached or used."""
@@ -229,7 +229,8 @@ def _file(url: str, server: Said, report: Report) -> str:
 def _address(url: str, ports: tuple[int, ...]) -> str:
     """A loopback address to listen on that is free now and that is none of the server's."""
     for port in ports:
+        own = Address(f"127.0.0.1:{port}")
         taken = (Address(f"127.0.0.1:{port - beside}") for beside in range(_PORTS_OF_ONE_SERVER))
-        if free_port_or(port) and not any(address.is_reached_by(Endpoint(url)) for address in taken):
-            return f"127.0.0.1:{port}"
-    return f"127.0.0.1:{ports[-1]}"
+        if is_free(own) and not any(address.is_reached_by(Endpoint(url)) for address in taken):
+            break
+    return own

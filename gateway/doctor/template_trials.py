@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.backend.questions import Answer, NoAnswerError
+from gateway.backend.questions import Answer
 from gateway.codec import find, steps_of
 from gateway.doctor.asking import Asker
 from gateway.doctor.report import Report
@@ -197,14 +197,10 @@ class TemplateTrials(Trials):
         try:
             for each in self.samples:
                 each.blob  # noqa: B018  raises for numbers that no datatype holds
-            answer = await self.infer(self.samples)
         except UnreadableError as error:
             raise RefusedError(f"the sample has {error}") from None
-        except NoAnswerError as error:
-            raise RefusedError(str(error)) from None
-        if unauthorized := self._asker.why_unauthorized(answer):
-            raise RefusedError(unauthorized)
-        if answer.status // 100 != 2:
+        answer = await self.answer_to(self.samples)
+        if not answer.is_good:
             raise RefusedError(f"the sample was refused: {answer.words}")
         text = answer.body.decode(errors="replace")
         self._report.ok(

@@ -154,11 +154,21 @@ class Trials(ABC):
         await self._find_nonfinite()
 
     async def is_taken(self, samples: Sequence[Sample], **options: Any) -> bool:
-        """Whether the server answers an inference of *samples* with 200."""
+        """Whether the server answers an inference of *samples* with a 2xx."""
         try:
-            return (await self.infer(samples, **options)).status == 200
+            return (await self.infer(samples, **options)).is_good
         except NoAnswerError:
             return False
+
+    async def answer_to(self, samples: Sequence[Sample]) -> Answer:
+        """The server's answer to a first inference. Raises `RefusedError` if none comes, or for credentials."""
+        try:
+            answer = await self.infer(samples)
+        except NoAnswerError as error:
+            raise RefusedError(str(error)) from None
+        if unauthorized := self._asker.why_unauthorized(answer):
+            raise RefusedError(unauthorized)
+        return answer
 
     async def try_all(self, candidates: Iterable[tuple[Sample, ...]]) -> None:
         """Take the first of *candidates* that the server answers. Raises `RefusedError`."""
@@ -170,19 +180,15 @@ class Trials(ABC):
             if samples in tried:
                 continue
             tried.add(samples)
-            try:
-                answer = await self.infer(samples)
-                if answer.status == 200:
+            answer = await self.answer_to(samples)
+            if answer.is_good:
+                try:
                     self.samples, self.outputs = samples, tuple(self.outputs_of(answer))
-                    return
-            except NoAnswerError as error:
-                raise RefusedError(str(error)) from None
-            except UnreadableError as error:
-                raise RefusedError(
-                    f"a trial inference was answered with {error}: the gateway cannot read that, nor can clients"
-                ) from None
-            if unauthorized := self._asker.why_unauthorized(answer):
-                raise RefusedError(unauthorized)
+                except UnreadableError as error:
+                    raise RefusedError(
+                        f"a trial inference was answered with {error}: the gateway cannot read that, nor can clients"
+                    ) from None
+                return
             waiting.extendleft(reversed(list(self._of_sizes_in(answer.words, samples))))
             sent = ", ".join(Declared(each.name, each.datatype, each.shape).words for each in samples)
             why = f"every trial inference was refused; the last one sent {sent}. The server's words: {answer.words}"
@@ -200,7 +206,7 @@ class Trials(ABC):
         """The outputs in the answer to *inference*; None if that was refused, or if no outputs came."""
         try:
             answer = await inference
-            return self.outputs_of(answer) if answer.status == 200 else None
+            return self.outputs_of(answer) if answer.is_good else None
         except (NoAnswerError, UnreadableError):
             return None
 

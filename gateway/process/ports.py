@@ -168,16 +168,17 @@ def _another(address: Address, suggested: set[int]) -> str:
         return f"{address}.2"
     host, _, _ = address.rpartition(":")
     ports = range(address.port + 1, min(address.port + 1 + TRIED_PORTS, 65536))
-    port = next((each for each in ports if each not in suggested and _is_free(Address(f"{host}:{each}"))), 0)
+    port = next((each for each in ports if each not in suggested and is_free(Address(f"{host}:{each}"))), 0)
     suggested.add(port)
     return f"{host}:{port}"
 
 
-def _is_free(address: Address) -> bool:
-    """Whether *address* could be listened on now."""
+def is_free(address: Address) -> bool:
+    """Whether *address*, of TCP, could be listened on now; also if that fails for another reason than its users."""
     try:
         family, type_, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, type_) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a listener: ended connections do not count
             probe.bind(where)
     except OSError as error:
         return error.errno != errno.EADDRINUSE
