@@ -181,7 +181,8 @@ class _Look(NamedTuple):
         try:
             answer = await self.get("/v2")
         except NoAnswerError as error:
-            return _bad(await why_no_answer(self.endpoint, error))
+            until_then = " Until then requests get 503" if _is_refused(error) else ""
+            return _bad(f"{await why_no_answer(self.endpoint, error)}{until_then}")
         except GatewayError:  # this machine is at its limits
             return None
         configured = self.backend.dialect
@@ -253,12 +254,12 @@ async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
     """Why `GET /v2` at *endpoint*, whose addresses must be known, ended with *error*, in words."""
     path = f"{endpoint.base_path}/v2"
     if error.kind is ErrorKind.UNREACHABLE:
-        if error.why != os.strerror(errno.ECONNREFUSED):
+        if not _is_refused(error):
             return f"cannot be reached: {error.why}"
         is_own = ipaddress.ip_address(endpoint.addresses[0].partition("%")[0]).is_loopback
         is_inside = is_own and any(map(os.path.exists, _CONTAINER))
         where = ", which inside of a container is the container itself" if is_inside else ""
-        return f"nothing listens on port {endpoint.port} there{where}; is the server up? Until then requests get 503"
+        return f"nothing listens on port {endpoint.port} there{where}; is the server up?"
     if endpoint.tls is None:
         if await _speaks_http2(endpoint):
             return (
@@ -272,6 +273,11 @@ async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
     closed = f"it closed the connection without an answer to GET {path}"
     # many servers end a handshake without saying why
     return closed if endpoint.tls is None else f"{closed}; if it wants a client certificate, {_CLIENT_CERTIFICATE}"
+
+
+def _is_refused(error: NoAnswerError) -> bool:
+    """Whether nothing listens at an endpoint whose question has ended with *error*."""
+    return error.why == os.strerror(errno.ECONNREFUSED)
 
 
 async def _speaks_http2(endpoint: Endpoint) -> bool:

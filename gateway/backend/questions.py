@@ -106,7 +106,7 @@ class Answer(NamedTuple):
         _, words = error_body(self.body[:MAX_BODY_BYTES], self.status, self.reason)
         if words.startswith("the backend answered"):
             return str(self.status)
-        words = " ".join(words.split())
+        words = " ".join(words.split()).removeprefix(f"{self.status}: ")
         return f"{self.status}: {words if len(words) <= MAX_WORDS else f'{words[:MAX_WORDS]}...'}"
 
 

@@ -63,6 +63,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     except GatewayError as error:
         report.problem(f"{error}, where it had answered before")
         return UNUSABLE
+    add_grpc(report)
     report.table("What clients can do through the gateway", report.abilities)
     endpoint_of(meant.url, report.settings)  # raises for a configuration that `check` would refuse
     file = _file(meant.url, server, report)
@@ -107,7 +108,6 @@ async def _examined(asker: Asker, first: Answer, url: str, asked_for: str, repor
     elif server.is_binary:
         _set_binary(server, report)
     await try_through(url, straight, model, report)
-    add_grpc(report)
     return server
 
 

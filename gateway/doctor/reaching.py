@@ -87,7 +87,7 @@ async def reach(url: str, endpoint: Endpoint, headers: Mapping[str, str], report
     try:
         answer = await asker.get("/v2")
     except NoAnswerError as error:
-        why = str(error) if error.kind is ErrorKind.TIMEOUT else await why_no_answer(endpoint, error)
+        why = await _why_no_answer(endpoint, error)
         if not _is_certificate(error):
             raise UnusableServerError(why) from None
         is_expired = "has expired" in why
@@ -103,7 +103,7 @@ async def reach(url: str, endpoint: Endpoint, headers: Mapping[str, str], report
         try:
             answer = await asker.get("/v2")
         except NoAnswerError as again:
-            raise UnusableServerError(str(again)) from None
+            raise UnusableServerError(await _why_no_answer(asker.endpoint, again)) from None
     await _judge(asker, answer)
     report.ok(f"{urlsplit(url).netloc} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
     expires_at = expiry_of(dict(answer.certificate))
@@ -115,6 +115,10 @@ async def reach(url: str, endpoint: Endpoint, headers: Mapping[str, str], report
         else:
             report.ok(words)
     return asker, answer
+
+
+async def _why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
+    return str(error) if error.kind is ErrorKind.TIMEOUT else await why_no_answer(endpoint, error)
 
 
 def _is_certificate(error: BaseException | None) -> bool:

@@ -201,7 +201,8 @@ class TemplateTrials(Trials):
             raise RefusedError(f"the sample has {error}") from None
         answer = await self.answer_to(self.samples)
         if not answer.is_good:
-            raise RefusedError(f"the sample was refused: {answer.words}")
+            question = ". Is it another --path?" if answer.status in (404, 405) else ""
+            raise RefusedError(f"the sample was refused: {answer.words}{question}")
         text = answer.body.decode(errors="replace")
         self._report.ok(
             f"POST {self._path} with the sample: {text[:MAX_SHOWN]}{'...' if len(text) > MAX_SHOWN else ''}"
@@ -220,8 +221,8 @@ class TemplateTrials(Trials):
         inputs, outputs = self._sent.described(), self._came.described()
         shown = ", ".join(f"{name} {each['datatype']}" for name, each in (inputs | outputs).items())
         self._report.problem(
-            f"neither the sample nor its answer say datatypes. Guessed from their values: {shown}. Put under `models` "
-            "what the model takes and computes: clients must send the one, and get the other"
+            f"neither the sample nor its answer says datatypes. Guessed from their values: {shown}. Put under `models` "
+            "the datatypes that the model takes and computes: clients must send the former, and get the latter"
         )
         if self._sent.levelled:
             self._report.problem(
