@@ -107,11 +107,10 @@ class DialectTrials(Trials):
 
     def __init__(self, asker: Asker, dialect: str, model: str, report: Report) -> None:
         """*model* may be the clients' name of the model."""
-        super().__init__(asker, Model(model), report)
         self._dialect = DIALECTS[dialect]
         path = self._dialect.infer_path(model, None)
         assert path is not None
-        self._path = path
+        super().__init__(asker, path, Model(model), report)
         self._form = ""
         self._signature = ""
 
@@ -120,11 +119,10 @@ class DialectTrials(Trials):
         """See `Trials`. They have names."""
         return tuple(replace(each, name=each.name or NAMELESS_INPUT) for each in self.samples)
 
-    async def infer(self, samples: Sequence[Sample], *, is_chunked: bool = False, **members: Any) -> Answer:
+    def body_of(self, samples: Sequence[Sample]) -> Any:
         """See `Trials`."""
         signature = {"signature_name": self._signature} if self._signature else {}
-        text = json.dumps({**signature, **_FORMS[self._form](samples), **members}).encode()
-        return await self._asker.post(self._path, text, is_chunked=is_chunked)
+        return {**signature, **_FORMS[self._form](samples)}
 
     def outputs_of(self, answer: Answer) -> list[Output]:
         """See `Trials`. Datatypes that the server does not name are guessed from the values."""

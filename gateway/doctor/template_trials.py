@@ -180,8 +180,7 @@ class TemplateTrials(Trials):
     """The trials of a server that speaks no protocol, with a sample of what it takes at *path*."""
 
     def __init__(self, asker: Asker, model: str, report: Report, path: str, document: Any) -> None:
-        super().__init__(asker, Model(model), report)
-        self._path = path
+        super().__init__(asker, path, Model(model), report)
         self._sent = Guess(document, "input")
         self._came: Guess | None = None
 
@@ -241,10 +240,9 @@ class TemplateTrials(Trials):
         comments = {"inputs": _GUESSED, "outputs": _GUESSED_OUTPUTS}
         self._report.set("models", {self._model.name: block}, why, comments=comments)
 
-    async def infer(self, samples: Sequence[Sample], *, is_chunked: bool = False, **members: Any) -> Answer:
-        """See `Trials`. There is no place for further members."""
-        body = filled(self._sent.body, {each.name: each.nested for each in samples})
-        return await self._asker.post(self._path, json.dumps(body).encode(), is_chunked=is_chunked)
+    def body_of(self, samples: Sequence[Sample]) -> Any:
+        """See `Trials`."""
+        return filled(self._sent.body, {each.name: each.nested for each in samples})
 
     def outputs_of(self, answer: Answer) -> list[Output]:
         """See `Trials`."""

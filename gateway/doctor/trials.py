@@ -109,9 +109,10 @@ class RefusedError(Exception):
 class Trials(ABC):
     """Asks one model of a server for inferences, in JSON. Its subclasses know the dialects."""
 
-    def __init__(self, asker: Asker, model: Model, report: Report) -> None:
-        """Findings and settings go to *report*."""
+    def __init__(self, asker: Asker, path: str, model: Model, report: Report) -> None:
+        """Inferences are sent to *path*; findings and settings go to *report*."""
         self._asker = asker
+        self._path = path
         self._model = model
         self._report = report
         self.samples: tuple[Sample, ...] = ()
@@ -130,12 +131,18 @@ class Trials(ABC):
         """Find an inference that the server answers. Raises `RefusedError`."""
 
     @abstractmethod
-    async def infer(self, samples: Sequence[Sample], *, is_chunked: bool = False, **members: Any) -> Answer:
-        """The answer to a request with these samples and further *members*."""
+    def body_of(self, samples: Sequence[Sample]) -> Any:
+        """The body of a request with *samples*, before it is written as JSON."""
 
     @abstractmethod
     def outputs_of(self, answer: Answer) -> list[Output]:
         """The outputs in an answer. Raises `UnreadableError`."""
+
+    async def infer(self, samples: Sequence[Sample], *, is_chunked: bool = False, **members: Any) -> Answer:
+        """The answer to a request with *samples*, and with further *members* if its body is an object."""
+        body = self.body_of(samples)
+        text = json.dumps({**members, **body} if members else body).encode()
+        return await self._asker.post(self._path, text, is_chunked=is_chunked)
 
     async def variants(self) -> list[Variant]:
         """Other requests that clients may want to send, as far as the model's inputs allow."""
@@ -233,20 +240,21 @@ class Trials(ABC):
 class V2Trials(Trials):
     """The trials of a V2 server, such as the gateway."""
 
-    async def infer(self, samples: Sequence[Sample], *, is_chunked: bool = False, **members: Any) -> Answer:
+    def __init__(self, asker: Asker, model: Model, report: Report) -> None:
+        super().__init__(asker, f"{model.path}/infer", model, report)
+
+    def body_of(self, samples: Sequence[Sample]) -> Any:
         """See `Trials`."""
-        inputs = [{**each.as_member(), "data": list(each.values)} for each in samples]
-        body = json.dumps({**members, "inputs": inputs}).encode()
-        return await self._asker.post(f"{self._model.path}/infer", body, is_chunked=is_chunked)
+        return {"inputs": [{**each.as_member(), "data": list(each.values)} for each in samples]}
 
     async def infer_binary(self, samples: Sequence[Sample], **members: Any) -> Answer:
         """The answer to a request in binary."""
         body, header_length = binary_request(samples, **members)
-        return await self._asker.post(f"{self._model.path}/infer", body, header_length=header_length)
+        return await self._asker.post(self._path, body, header_length=header_length)
 
     async def infer_raw(self, one: Sample) -> Answer:
         """The answer to a raw request, which has only the bytes of its one input."""
-        return await self._asker.post(f"{self._model.path}/infer", one.blob, header_length=0)
+        return await self._asker.post(self._path, one.blob, header_length=0)
 
     def outputs_of(self, answer: Answer) -> list[Output]:
         """See `Trials`."""
