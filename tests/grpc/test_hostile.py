@@ -182,6 +182,19 @@ async def test_more_than_128_fields(both: Both) -> None:
     await still_serves(both)
 
 
+async def test_the_most_fields_that_are_an_error_of_their_call_alone(both: Both) -> None:
+    """They are read, so that the table of fields can be followed; the connection goes on."""
+    plain, few = b"\x00\x01a\x7f\xa1\x9b\x01" + b"x" * 20_000, len(FIELDS) + 1
+    async with connected(address_of(both[0])) as raw:
+        parts = [BLOCK + plain, b"\x00\x01a\x00" * (256 - few)]
+        await raw.send(frame(HEADERS, 1, parts[0]) + frame(CONTINUATION, 1, parts[1], END_HEADERS))
+        refused = await raw.status(1)
+        assert (refused["grpc-status"], "more than 128 fields" in refused["grpc-message"]) == ("3", True)
+        await raw.send(fields(3) + frame(DATA, 3, message(BODY), END_STREAM))
+        assert (await raw.status(3))["grpc-status"] == "0"
+    await still_serves(both)
+
+
 async def test_fields_of_many_streams_together(both: Both, server: JsonServer) -> None:
     """Sixty thousand bytes each are allowed, but not of a hundred calls at once."""
     async with connected(address_of(both[0])) as raw:
@@ -258,6 +271,9 @@ BROKEN = {
     "an unknown frame between fields and continuation": (fields(1, flags=0) + frame(0x55, 1, b""), PROTOCOL),
     "a continuation of another stream": (fields(1, flags=0) + frame(CONTINUATION, 3, b"", END_HEADERS), PROTOCOL),
     "a continuation of nothing": (frame(CONTINUATION, 1, b"", END_HEADERS), PROTOCOL),
+    "1,400 fields": (block(1, BLOCK + b"\x00\x01a\x00" * 1400), CALM),
+    "1,400 fields for the table": (block(1, BLOCK + b"\x40\x01a\x00" * 1400), CALM),
+    "a value of 20 KB in Huffman's code": (block(1, BLOCK + b"\x00\x01a\xff\xa1\x9b\x01" + b"\x07" * 20_000), CALM),
     "empty continuations": (fields(1, flags=0) + frame(CONTINUATION, 1, b"") * 40, CALM),
     "no fields that can be read": (block(1, b"\xff" * 20), COMPRESSION),
     "fields that are cut off": (block(1, BLOCK + b"\x00\x05a"), COMPRESSION),

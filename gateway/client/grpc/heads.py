@@ -4,10 +4,11 @@ Not here: frames (`frames`), and which call it is (`serving`).
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
+from hpack.hpack import decode_integer
 
 from gateway.client.grpc.frames import Code, Http2Error
 from gateway.client.grpc.inference import varint
@@ -18,6 +19,18 @@ from gateway.headers import Headers, Pairs
 
 MAX_FIELDS = 128
 """The most fields of a call, as of a request of HTTP/1.1."""
+
+MAX_WORK = 16 * 1024
+"""The most work of reading the fields of a call, counted in bytes of Huffman's code.
+
+The fields are read in one turn of the event loop. So many bytes in Huffman's code take 2.2 ms there.
+"""
+
+FIELD_WORK, INDEXED_WORK = 64, 15
+"""The work of a field that brings a string, and of one that only names its place in the table.
+
+256 fields with strings take 1.7 ms, 1,092 without take 2.1.
+"""
 
 KNOWN_HEADS, KNOWN_BYTES = 16, 4096
 """How many heads are remembered, and the most that the fields of one take."""
@@ -88,7 +101,8 @@ class Heads:
         if _THREE_RESIZES.match(block):  # two say all (RFC 7541 section 4.2); 60,000 would take 40 ms
             raise Http2Error(Code.COMPRESSION_ERROR, "the table changes its size more than twice")
         try:
-            head = read_head(self._decoder.decode(block, raw=True))
+            _check_work(block)
+            head = read_head(list(self._decoder.decode(block, raw=True)))
         except OversizedHeaderListError as error:
             raise Http2Error(Code.ENHANCE_YOUR_CALM, f"{error} (limits.head)") from None
         except (HPACKError, IndexError) as error:
@@ -102,15 +116,39 @@ class Heads:
         return head
 
 
-def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
-    """The head that *fields* are."""
+def _check_work(block: bytes) -> None:
+    """Raise `Http2Error` if reading *block* is more than `MAX_WORK`, and `HPACKError` for an unreadable length."""
+    if len(block) * (FIELD_WORK + 1) <= MAX_WORK:  # however many fields these bytes are
+        return
+    view, at, work = memoryview(block), 0, 0
+    while at < len(block):
+        first = block[at]
+        work += FIELD_WORK if first < 0x80 else INDEXED_WORK
+        if first >= 0x80:  # a field of the table
+            n_strings, n_bits = 0, 7
+        elif first & 0xE0 == 0x20:  # another size of the table
+            n_strings, n_bits = 0, 5
+        else:
+            n_bits = 6 if first & 0x40 else 4
+            n_strings = 1 if first & (1 << n_bits) - 1 else 2  # the name may stand in the table
+        at += decode_integer(view[at:], n_bits)[1]
+        for _ in range(n_strings):
+            length, n_bytes = decode_integer(view[at:], 7)
+            work += length if block[at] & 0x80 else 0
+            at += n_bytes + length
+        if work > MAX_WORK:
+            words = f"more than {MAX_WORK} bytes in Huffman's code, where a field counts as {FIELD_WORK}"
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, f"the fields of a call are too much work: {words}")
+
+
+def read_head(fields: Sequence[tuple[bytes, bytes]]) -> Head:
+    """The head that *fields* are; of more than `MAX_FIELDS` only the first are looked at."""
     first: dict[str, str] = {}
     crossing: list[tuple[str, str]] = []
-    count = n_bytes = 0
+    n_bytes = 0
     words = ""
     is_behind = False  # the fields whose names begin with a colon come first
-    for name_bytes, value_bytes in fields:
-        count += 1
+    for name_bytes, value_bytes in fields[:MAX_FIELDS]:
         n_bytes += FIELD_BYTES + len(name_bytes) + len(value_bytes)
         name = name_bytes.decode("ascii", "replace")
         value = value_bytes.decode("utf-8", "surrogateescape")
@@ -128,7 +166,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
     timeout = _TIMEOUT.fullmatch(first.get("grpc-timeout", ""))
     if words := words or _find_fault(first):
         fault = GatewayError(ErrorKind.MALFORMED_REQUEST, words)
-    if count > MAX_FIELDS:
+    if len(fields) > MAX_FIELDS:
         fault = GatewayError(ErrorKind.MALFORMED_REQUEST, f"more than {MAX_FIELDS} fields", status=431)
     return Head(
         n_bytes,
