@@ -271,6 +271,11 @@ BROKEN = {
     "an unknown frame between fields and continuation": (fields(1, flags=0) + frame(0x55, 1, b""), PROTOCOL),
     "a continuation of another stream": (fields(1, flags=0) + frame(CONTINUATION, 3, b"", END_HEADERS), PROTOCOL),
     "a continuation of nothing": (frame(CONTINUATION, 1, b"", END_HEADERS), PROTOCOL),
+    "fields on a stream that was reset": (fields(1) + frame(RST_STREAM, 1, bytes(4)) + fields(1), STREAM_CLOSED),
+    "fields on a stream before one that was reset": (
+        fields(1) + frame(RST_STREAM, 1, bytes(4)) + fields(3) + fields(1),
+        STREAM_CLOSED,
+    ),
     "1,400 fields": (block(1, BLOCK + b"\x00\x01a\x00" * 1400), CALM),
     "1,400 fields for the table": (block(1, BLOCK + b"\x40\x01a\x00" * 1400), CALM),
     "a value of 20 KB in Huffman's code": (block(1, BLOCK + b"\x00\x01a\xff\xa1\x9b\x01" + b"\x07" * 20_000), CALM),

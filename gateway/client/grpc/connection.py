@@ -52,6 +52,7 @@ class GrpcConnection(Connection):
         self.sender = Sender()
         self._streams: dict[int, Stream] = {}  # until their tasks have ended
         self._highest = 0  # the last stream that was begun
+        self._lowest = 1  # from this stream on the client has begun all, up to the last
         self._frames = Frames(int(owner.limits.head))
         self._heads = Heads(int(owner.limits.head))
         self._receiver = Receiver()
@@ -191,20 +192,15 @@ class GrpcConnection(Connection):
             stream.end()
 
     def _take_fields(self, stream: Stream | None, number: int, block: bytes, *, is_end: bool) -> None:
-        """Begin a call; or its trailers have come, of which gRPC knows none. Raises `Http2Error`."""
-        head = self._heads.read(block)
-        if stream is not None and stream.is_ended and not stream.is_closed:
-            self._fail(stream, Code.STREAM_CLOSED)
-            return
-        if number <= self._highest:
-            if head.path or head.method or not is_end:
-                raise Http2Error(Code.PROTOCOL_ERROR, f"stream {number} begins twice, or behind {self._highest}")
-            self._suffer()
-            if stream is not None:
-                stream.end()
-            return
+        """Begin a call, or take its trailers. Raises `Http2Error`."""
         if number % 2 == 0:
             raise Http2Error(Code.PROTOCOL_ERROR, f"a client begins the stream {number}")
+        head = self._heads.read(block)
+        if number <= self._highest:
+            self._take_trailers(stream, number, head, is_end=is_end)
+            return
+        if number != self._highest + 2:
+            self._lowest = number
         self._highest = number
         if self._last is not None or self._is_full or self._receiver.head_bytes + head.n_bytes > HEADS_BYTES:
             if self._last is None:
@@ -217,6 +213,22 @@ class GrpcConnection(Connection):
             stream.end()
         stream.task = self.owner.loop.create_task(serve(self, stream, head))
         stream.task.add_done_callback(lambda _: self._ended(stream, head))
+
+    def _take_trailers(self, stream: Stream | None, number: int, head: Head, *, is_end: bool) -> None:
+        """Take the fields behind a message, of which gRPC knows none. Raises `Http2Error`.
+
+        On a closed stream trailers may still be on their way; another head cannot be (RFC 9113 section 5.1).
+        """
+        if stream is not None and stream.is_ended and not stream.is_closed:
+            self._fail(stream, Code.STREAM_CLOSED)
+        elif head.path or head.method or not is_end:
+            is_closed = number >= self._lowest and (stream is None or stream.is_closed)
+            code = Code.STREAM_CLOSED if is_closed else Code.PROTOCOL_ERROR
+            raise Http2Error(code, f"stream {number} begins twice, or behind {self._highest}")
+        else:
+            self._suffer()
+            if stream is not None:
+                stream.end()
 
     @property
     def _is_full(self) -> bool:
