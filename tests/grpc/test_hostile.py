@@ -420,6 +420,65 @@ async def test_http1_on_this_port_is_told_what_it_is(both: Both) -> None:
     assert b"this port speaks gRPC" in reply
 
 
+@pytest.mark.parametrize("n_bytes", [1, 3, 4, 6])
+async def test_http1_that_comes_in_pieces_is_told_what_the_port_is(both: Both, n_bytes: int) -> None:
+    sent = b"PRICE /v2 HTTP/1.1\r\n\r\n"
+    async with connected(address_of(both[0]), begins=False) as raw:
+        await raw.send(sent[:n_bytes])
+        await asyncio.sleep(0.05)
+        await raw.send(sent[n_bytes:])
+        assert (await raw.reader.read()).startswith(b"HTTP/1.1 400 ")
+
+
+BEGUN = {
+    "half a preface": PREFACE[:10],
+    "half a method of HTTP/1.1": b"GE",
+    "half the head of a frame": PREFACE + frame(SETTINGS) + frame(PING, 0, bytes(8))[:4],
+    "the type of no frame": PREFACE + frame(SETTINGS) + b"\0\0",
+    "half a frame of settings": PREFACE + frame(SETTINGS) + frame(SETTINGS, 0, bytes(6))[:-1],
+    "half a ping": PREFACE + frame(SETTINGS) + frame(PING, 0, bytes(8))[:-1],
+    "half a frame of no type": PREFACE + frame(0xEE, 0, bytes(8))[:-1],
+    "half a head": PREFACE + frame(SETTINGS) + fields(1)[:-1],
+    "half a head behind a call": PREFACE + CALL + fields(3, flags=0),
+}
+SENDING = [*FIELDS[:2], (":path", "/inference.GRPCInferenceService/ModelStreamInfer"), *FIELDS[3:]]
+
+
+@pytest.mark.parametrize("case", BEGUN)
+async def test_what_has_begun_to_come_ends_within_its_limit(server: JsonServer, case: str) -> None:
+    """A stream of messages is open where there can be one, so that the connection is not idle."""
+    limits = "limits: {header_timeout: 1s, body_timeout: 300s, client_keep_alive: 300s}"
+    begun = BEGUN[case].replace(PREFACE + frame(SETTINGS), PREFACE + fields(1, SENDING))
+    async with serving(server.url, limits) as both, connected(address_of(both[0]), begins=False) as raw:
+        await raw.send(begun.replace(fields(1)[:-1], fields(3)[:-1]))
+        while await raw.read() is not None:
+            pass
+        assert both[0].gateway.data_plane.server.slow_connections["header_timeout"] == 1
+
+
+async def test_a_frame_of_data_between_two_messages_ends_within_its_limit(server: JsonServer) -> None:
+    """The next message has not begun for the stream, which may be idle for as long as the client likes."""
+    async with serving(server.url, "limits: {header_timeout: 300s, body_timeout: 1s}") as both:
+        async with connected(address_of(both[0])) as raw:
+            await raw.send(fields(1, SENDING) + frame(DATA, 1, message(BODY)))
+            await raw.until(DATA)
+            await raw.send(frame(DATA, 1, message(BODY))[:-1])
+            while await raw.read() is not None:
+                pass
+        await still_serves(both)
+
+
+async def test_a_message_between_two_others_that_is_half_there(server: JsonServer) -> None:
+    async with serving(server.url, "limits: {body_timeout: 1s}") as both:
+        for n_bytes in (2, 20):
+            async with connected(address_of(both[0])) as raw:
+                await raw.send(fields(1, SENDING) + frame(DATA, 1, message(BODY)))
+                await raw.until(DATA)
+                await raw.send(frame(DATA, 1, message(BODY)[:n_bytes]) + frame(DATA, 1, message(BODY)[n_bytes:])[:-1])
+                assert "limits.body_timeout" in str(await raw.status(1))
+        await still_serves(both)
+
+
 async def test_the_preface_may_come_in_pieces_and_what_is_none_is_not_answered(both: Both) -> None:
     async with connected(address_of(both[0]), begins=False) as raw:
         await raw.send(PREFACE[:10])

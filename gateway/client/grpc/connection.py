@@ -105,7 +105,6 @@ class GrpcConnection(Connection):
             self.out.write(frames.wrong_port(wrong))
             self._close()
         elif wrong is None:
-            self._heads.awaited_since_s = None
             self.out.write(frames.greeting(int(self.owner.limits.head)))
         return wrong is None
 
@@ -317,19 +316,20 @@ class GrpcConnection(Connection):
         if transport is None or transport.is_closing():
             return
         slow = self.owner.slow_connections
-        if self.out.is_read_too_slowly(now_s, limits.client_idle):
-            slow["client_idle"] += 1
-            self.out.reset()
-        elif self.is_silent or self._frames.is_in_fields:
-            since_s = self._heads.awaited_since_s = self._heads.awaited_since_s or now_s
-            if now_s - since_s >= limits.header_timeout and not has_unread(transport):
-                slow["header_timeout"] += 1
-                transport.abort()
-        elif not self._streams and now_s - self._idle_since_s >= limits.client_keep_alive and not has_unread(transport):
-            self.end()
         for stream in list(self._streams.values()):
             if limit := stream.look(now_s, limits):
                 slow[limit] += 1
+                self._frames.awaited_since_s = None  # the client gets to see the error, before the connection ends
+        if self.out.is_read_too_slowly(now_s, limits.client_idle):
+            slow["client_idle"] += 1
+            self.out.reset()
+        elif self._later is None and (limit := self._frames.awaited_limit):
+            since_s = self._frames.awaited_since_s = self._frames.awaited_since_s or now_s
+            if now_s - since_s >= getattr(limits, limit) and not has_unread(transport):
+                slow[limit] += 1
+                transport.abort()
+        elif not self._streams and now_s - self._idle_since_s >= limits.client_keep_alive and not has_unread(transport):
+            self.end()
 
     def drain(self) -> None:
         """Serve the calls that there are, and no others: the client opens another connection for these."""

@@ -60,6 +60,7 @@ _OF_CONNECTIONS = frozenset((SETTINGS, PING, GOAWAY))
 _NO_TABLE = b"\x20"  # HPACK: the table of fields that are sent holds nothing from here on
 
 _HTTP1 = re.compile(rb"[A-Z]{1,20} [/*h]")
+_HTTP1_BEGUN = re.compile(rb"[A-Z]{0,20} ?")
 _WRONG_PORT = b"this port speaks gRPC (HTTP/2); HTTP/1.1 is spoken at the address of `listen`\n"
 
 Buffer = bytes | bytearray | memoryview
@@ -119,7 +120,7 @@ def wrong_port(beginning: bytes) -> bytes:
 class Frames:
     """The bytes of a connection, cut into frames; fields that come in several frames are given out as one."""
 
-    __slots__ = ("_at", "_block", "_max_head_bytes", "_n_continuations", "_unread", "has_begun")
+    __slots__ = ("_at", "_block", "_max_head_bytes", "_n_continuations", "_unread", "awaited_since_s", "has_begun")
 
     def __init__(self, max_head_bytes: int) -> None:
         """*max_head_bytes*: the most that the fields of one call may take as they are sent, compressed or not."""
@@ -130,6 +131,8 @@ class Frames:
         self._n_continuations = 0
         self.has_begun = False
         """Whether the preface has come."""
+        self.awaited_since_s: float | None = None
+        """Since when the rest of what has begun to come is waited for, as far as anybody looked."""
 
     def add(self, data: bytes) -> None:
         """Keep *data*, which has come."""
@@ -142,17 +145,24 @@ class Frames:
         return len(self._unread) - self._at + (len(self._block[2]) if self._block is not None else 0)
 
     @property
-    def is_in_fields(self) -> bool:
-        """Whether the fields of a call have begun to come, and are not whole."""
-        return self._block is not None or self._unread[self._at + 3 : self._at + 4] == bytes([HEADERS])
+    def awaited_limit(self) -> str:
+        """The limit (`limits`) of what has begun to come and is not whole; empty if nothing has.
+
+        A frame of data is a part of a body; all else is small, and the same as a head.
+        """
+        if self.has_begun and self._block is None and self._at == len(self._unread):
+            return ""
+        is_data = self.has_begun and self._unread[self._at + 3 : self._at + 4] == bytes([DATA])
+        return "body_timeout" if is_data else "header_timeout"
 
     def begin(self) -> bytes | None:
-        """Read the preface. What has come in its place; empty if that may be its beginning, None if it is whole."""
+        """Read the preface. None if it is whole; what has come in its place; empty if that cannot be said yet."""
         begun = self._unread[: len(PREFACE)]
         if begun != PREFACE:
-            return b"" if PREFACE.startswith(begun) else begun
+            return b"" if PREFACE.startswith(begun) or _HTTP1_BEGUN.fullmatch(begun) else begun
         self._at = len(PREFACE)
         self.has_begun = True
+        self.awaited_since_s = None
         return None
 
     def next(self) -> Frame | None:
@@ -173,8 +183,10 @@ class Frames:
                     if flags & (PADDED | HAS_PRIORITY) and kind in (DATA, HEADERS):
                         payload = _without_padding(payload, kind, flags)
                     if kind not in (HEADERS, CONTINUATION):
+                        self.awaited_since_s = None
                         return kind, flags, number, payload, length
                     if (block := self._joined(flags, number, payload)) is not None:
+                        self.awaited_since_s = None
                         return block
                     continue
             self._unread = unread[self._at :]  # a view would keep all that was read with it

@@ -83,18 +83,15 @@ class Heads:
     another block comes it means the same again: reading it costs 24 us, looking it up nothing.
     """
 
-    __slots__ = ("_decoder", "_known", "awaited_since_s")
+    __slots__ = ("_decoder", "_known")
 
     def __init__(self, max_bytes: int) -> None:
         """*max_bytes* is the most that the fields of a call may take."""
         self._decoder = Decoder(max_bytes)
         self._known: dict[bytes, Head] = {}
-        self.awaited_since_s: float | None = None
-        """Since when the rest of a head is waited for that has begun to come, or the preface."""
 
     def read(self, block: bytes) -> Head:
         """The head that is sent as *block*. Raises `Http2Error` where the table can no longer be followed."""
-        self.awaited_since_s = None
         known = self._known.get(block)
         if known is not None:
             return known
