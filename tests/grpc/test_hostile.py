@@ -479,6 +479,35 @@ async def test_a_message_between_two_others_that_is_half_there(server: JsonServe
         await still_serves(both)
 
 
+SMALL = {
+    "windows of the connection": frame(WINDOW_UPDATE, 0, (1).to_bytes(4)),
+    "windows of a stream": frame(WINDOW_UPDATE, 1, (1).to_bytes(4)),
+    "windows of a stream that has ended": frame(WINDOW_UPDATE, 3, (1).to_bytes(4)),
+    "data of one byte": frame(DATA, 1, b"\0"),
+    "data of one byte for a stream that has ended": frame(DATA, 3, b"\0"),
+    "data in padding": frame(DATA, 1, b"\x20\0" + bytes(32), PADDED),
+}
+
+
+@pytest.mark.parametrize("case", SMALL)
+async def test_frames_that_carry_too_little(both: Both, case: str) -> None:
+    begun = fields(1) + fields(3) + frame(RST_STREAM, 3, bytes(4)) + frame(DATA, 1, b"\0\0\1\0\0")
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(begun + SMALL[case] * (70_000 // len(SMALL[case])))
+        assert await raw.goaway() == CALM
+    await still_serves(both)
+
+
+async def test_windows_that_open_for_answers_may_be_small(both: Both) -> None:
+    """Clients open them for what they have read: each byte of an answer earns."""
+    async with connected(address_of(both[0])) as raw:
+        for number in range(1, 2001, 2):
+            await raw.send(fields(number) + frame(DATA, number, message(BODY), END_STREAM))
+            assert (await raw.status(number))["grpc-status"] == "0"
+            await raw.send(frame(WINDOW_UPDATE, 0, (50).to_bytes(4)) * 8)
+    await still_serves(both)
+
+
 async def test_the_preface_may_come_in_pieces_and_what_is_none_is_not_answered(both: Both) -> None:
     async with connected(address_of(both[0]), begins=False) as raw:
         await raw.send(PREFACE[:10])

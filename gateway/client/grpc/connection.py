@@ -114,6 +114,9 @@ class GrpcConnection(Connection):
         has_begun = not number or (number % 2 and number <= self._highest)
         if not has_begun and kind in (frames.DATA, frames.RST_STREAM, frames.WINDOW_UPDATE):
             raise Http2Error(Code.PROTOCOL_ERROR, f"a frame of type {kind} on stream {number}, which has not begun")
+        if kind in (frames.DATA, frames.WINDOW_UPDATE):
+            n_carried = len(payload) if kind == frames.DATA else 0
+            self._receiver.weigh(frames.HEAD_BYTES + n_bytes, n_carried, self.sender)
         if kind == frames.DATA:
             self._take_data(stream, payload, n_bytes, is_end=bool(flags & frames.END_STREAM))
         elif kind == frames.HEADERS:

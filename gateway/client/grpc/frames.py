@@ -43,6 +43,15 @@ USELESS_FRAMES = 200
 EARNED_BY_CALL = 20
 """How many such frames each call earns that was answered."""
 
+WEIGHED_BYTES = 64 * 1024
+"""After how many bytes in frames of data and of windows these are judged by `MIN_SHARE`, again and again."""
+
+MIN_SHARE = 3
+"""A connection ends if less than one in three of these bytes is content; of data in frames of one byte, one in ten is.
+
+Windows carry nothing, but open for answers, so the bytes of answers that were sent count as content, too.
+"""
+
 LATE_S = 0.1
 """A call that is cancelled so long after its beginning counts as no such frame: `MAX_STREAMS` bounds these."""
 
@@ -50,7 +59,9 @@ EARNED_PER_S = 2
 """How many such frames each second earns: keepalive pings."""
 
 _HEAD = Struct(">IBI")  # the length and, in the last byte, the type; flags; stream
-_HEAD_BYTES = _HEAD.size
+HEAD_BYTES = _HEAD.size
+"""Before the payload of each frame."""
+
 _SETTING = Struct(">HI")
 _TABLE, _PUSH, _STREAMS, _WINDOW, _FRAME, _FIELDS = range(1, 7)  # settings
 _DEFAULT_FRAME_BYTES, _MAX_FRAME_BYTES = 2**14, 2**24 - 1
@@ -171,7 +182,7 @@ class Frames:
         Raises `Http2Error` for what no frame may be wherever it stands, and for fields that take too much.
         """
         while True:
-            unread, start = self._unread, self._at + _HEAD_BYTES
+            unread, start = self._unread, self._at + HEAD_BYTES
             if len(unread) >= start:
                 length_and_kind, flags, number = _HEAD.unpack_from(unread, self._at)
                 kind, length, number = length_and_kind & 0xFF, length_and_kind >> 8, number & MAX_WINDOW
@@ -238,10 +249,11 @@ def _without_padding(payload: memoryview, kind: int, flags: int) -> memoryview:
 class Receiver:
     """What the client may send, and what has come and is held."""
 
-    __slots__ = ("_window", "head_bytes", "message_bytes")
+    __slots__ = ("_carried_bytes", "_frame_bytes", "_window", "head_bytes", "message_bytes")
 
     def __init__(self) -> None:
         self._window = CONNECTION_WINDOW
+        self._frame_bytes = self._carried_bytes = 0
         self.head_bytes = 0
         """The fields of all calls that are served."""
         self.message_bytes = 0
@@ -252,6 +264,21 @@ class Receiver:
         self._window -= n_bytes
         if self._window < 0:
             raise Http2Error(Code.FLOW_CONTROL_ERROR, "more data than the window of the connection allows")
+
+    def weigh(self, n_bytes: int, n_carried: int, sender: "Sender") -> None:
+        """Count a frame of *n_bytes*, of which *n_carried* are content, and what *sender* has sent since the last one.
+
+        Raises `Http2Error` for a client whose frames carry too little (`MIN_SHARE`).
+        """
+        self._frame_bytes += n_bytes
+        self._carried_bytes += n_carried
+        if self._frame_bytes < WEIGHED_BYTES:
+            return
+        carried = self._carried_bytes + sender.carried_bytes
+        if carried * MIN_SHARE < self._frame_bytes:
+            words = f"{self._frame_bytes} bytes of data and windows carry {carried}, less than one in {MIN_SHARE}"
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, f"frames are too small: {words}")
+        self._frame_bytes = self._carried_bytes = sender.carried_bytes = 0
 
     def growth(self) -> int:
         """By how much the window is to be opened for what is no longer held, which is done then; 0 for little."""
@@ -265,7 +292,7 @@ class Receiver:
 class Sender:
     """Frames that go out, within what the client's settings allow; they wait here until they are written together."""
 
-    __slots__ = ("_frame_bytes", "_parts", "_resize", "initial_window", "window")
+    __slots__ = ("_frame_bytes", "_parts", "_resize", "carried_bytes", "initial_window", "window")
 
     def __init__(self) -> None:
         self._parts: list[Buffer] = []
@@ -275,6 +302,8 @@ class Sender:
         """How much may be sent on a new stream."""
         self.window = STREAM_WINDOW
         """How much may be sent on all streams together."""
+        self.carried_bytes = 0
+        """How much of answers has been sent, since `Receiver.weigh` asked last."""
 
     def follow(self, settings: memoryview) -> int:
         """Keep to the client's *settings*; by how much the windows of all streams grow. Raises `Http2Error`."""
@@ -308,6 +337,7 @@ class Sender:
         """Send fields, which HPACK has as *block*, in as many frames as they take."""
         if self._resize:
             block, self._resize = self._resize + block, b""
+        self.carried_bytes += len(block)
         kind, flags = HEADERS, END_STREAM if is_end else 0
         while len(block) > self._frame_bytes:
             self.add(kind, flags, number, block[: self._frame_bytes])
@@ -317,6 +347,7 @@ class Sender:
     def add_data(self, number: int, data: Buffer) -> None:
         """Send *data*, for which there is `room`."""
         self.window -= len(data)
+        self.carried_bytes += len(data)
         self._parts += (_HEAD.pack(len(data) << 8 | DATA, 0, number), data)
 
     def taken(self) -> bytes:
