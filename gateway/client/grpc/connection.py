@@ -6,12 +6,15 @@ Here is what each frame does, and how much work one client may ask for. The boun
     frames without work     `frames.Patience`: pings, settings, priorities, resets, empty frames, and unknown ones
     one turn of the loop    `TURN_S` of frames, then others run; nothing is read meanwhile, and of all connections that
                             have more to do one goes on in each turn
-    fields                  `limits.head`, `limits.header_timeout`, 128 of them (`heads`); of all streams `HEADS_BYTES`
+    frames with little in   `frames.MIN_SHARE`: data of a byte each, windows that open for no answer
+    frames that do not end  `limits.body_timeout` for data, `limits.header_timeout` for the preface and all else
+    fields                  `limits.head`, 128 of them, and the work of reading them (`heads`); in all streams together
+                            `HEADS_BYTES`
     unread messages         a window of 64 KiB a stream until its message is admitted; all of it is counted
     replies nobody reads    `limits.client_idle`, as with HTTP/1.1; nothing more is read while replies wait
 
-What breaks HTTP/2 ends the connection, but for what concerns one stream alone. Frames for streams that have ended are
-on their way when they end: they are passed over, and their bytes given back to the window of the connection.
+A frame that breaks HTTP/2 ends the connection, or only its stream where it concerns no other. Frames may be on their
+way while their stream ends: they are passed over, and their bytes given back to the window of the connection.
 
 Not here: one stream (`stream`), what frames look like (`frames`), and what calls mean (`serving`, `calls`).
 """
@@ -98,7 +101,7 @@ class GrpcConnection(Connection):
         self._work()
 
     def _begin(self) -> bool:
-        """Whether the preface has come; to what is none, and HTTP/1.1, the reply says so."""
+        """Whether the preface has come. A client of HTTP/1.1 is told what this port speaks, any other just closed."""
         wrong = self._frames.begin()
         if wrong:
             log.warning("client %s: what has come at the port for gRPC is no HTTP/2", self.peer.address)
@@ -127,7 +130,7 @@ class GrpcConnection(Connection):
             self._take_useless(kind, flags, stream, payload)
 
     def _take_useless(self, kind: int, flags: int, stream: Stream | None, payload: memoryview) -> None:
-        """Take a frame of which a client may send so many only. Raises `Http2Error`."""
+        """Take a frame of a type that a client may send only as often as `Patience` allows. Raises `Http2Error`."""
         is_late = kind == frames.RST_STREAM and stream is not None and self.time() - stream.begun_s >= frames.LATE_S
         if not is_late:
             self._suffer()
@@ -146,7 +149,7 @@ class GrpcConnection(Connection):
             raise Http2Error(Code.ENHANCE_YOUR_CALM, "too_many_pings")
 
     def _fail(self, stream: Stream, code: Code) -> None:
-        """End *stream*, which breaks HTTP/2; a client that does so has its calls reset for it (CVE-2025-8671)."""
+        """Reset *stream*, which breaks HTTP/2. Counted: else a client has calls reset without end (CVE-2025-8671)."""
         self._suffer()
         stream.reset(code)
         stream.cancel()
@@ -253,7 +256,7 @@ class GrpcConnection(Connection):
                 self._close()
 
     def _count(self) -> None:
-        """Tell the owner what this connection holds by now of what has come and was not taken yet."""
+        """Tell the owner how many bytes have come on this connection and were not taken yet."""
         self.hold(self._receiver.message_bytes + self._receiver.head_bytes + self._frames.unread_bytes)
 
     # For streams
@@ -264,14 +267,14 @@ class GrpcConnection(Connection):
         return self.transport is not None and not self.transport.is_closing()
 
     def taken(self, n_bytes: int) -> None:
-        """Of messages, *n_bytes* that had come were taken: the client may send as much again."""
+        """A reader has taken *n_bytes* of messages: the client may send as many again."""
         self._receiver.message_bytes -= n_bytes
-        if self.held_bytes:  # else little has waited, and the window was opened when that came
+        if self.held_bytes:  # else few bytes have waited, and the window was opened when they came
             self._give_back()
             self._count()
 
     def _give_back(self) -> None:
-        """Open the connection's window for what is no longer held, if that is much."""
+        """Open the connection's window for the bytes that are no longer held, if they are many."""
         if growth := self._receiver.growth():
             self.sender.add(frames.WINDOW_UPDATE, payload=growth.to_bytes(4))
             self.flush()
@@ -348,14 +351,14 @@ class GrpcConnection(Connection):
         self._go_away(Code.NO_ERROR)
 
     def cancel(self) -> "asyncio.Future[Any] | None":
-        """Cancel what is served; ends when all of it has."""
+        """Cancel all calls; the future is done when they have ended."""
         tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
         for task in tasks:
             task.cancel()
         return asyncio.gather(*tasks, return_exceptions=True) if tasks else None
 
     def _go_away(self, code: Code, words: str = "") -> None:
-        """Say that the connection ends, and close it behind what was written."""
+        """Say that the connection ends, and close it when all written bytes are sent."""
         if not self.is_open:
             return
         if self._last is None:  # else no higher one may be named (RFC 9113 section 6.8)

@@ -14,7 +14,7 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDO
 """The types of frames."""
 
 END_STREAM, ACK, END_HEADERS, PADDED, HAS_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-"""Their flags."""
+"""The flags of frames."""
 
 MAX_STREAMS = 128
 """The most calls of one connection at once."""
@@ -29,16 +29,16 @@ MAX_WINDOW = 2**31 - 1
 """The largest window that HTTP/2 has."""
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What every connection of HTTP/2 begins with."""
+"""The first bytes of every connection of HTTP/2."""
 
 FRAME_BYTES = 64 * 1024
 """The longest frame that is read."""
 
 MAX_CONTINUATIONS = 32
-"""The most frames that go on with the fields of one call."""
+"""The most CONTINUATION frames of one call's fields."""
 
 USELESS_FRAMES = 200
-"""How many frames that ask for nothing a client may send, beyond those that it earns."""
+"""How many frames that ask for nothing a client may send, beyond the frames that it earns."""
 
 EARNED_BY_CALL = 20
 """How many such frames each call earns that was answered."""
@@ -53,7 +53,7 @@ Windows carry nothing, but open for answers, so the bytes of answers that were s
 """
 
 LATE_S = 0.1
-"""A call that is cancelled so long after its beginning counts as no such frame: `MAX_STREAMS` bounds these."""
+"""A reset so long after its call's beginning does not count as useless: `MAX_STREAMS` bounds such resets."""
 
 EARNED_PER_S = 2
 """How many such frames each second earns: keepalive pings."""
@@ -121,7 +121,7 @@ def goaway(last: int, code: Code, words: str = "") -> bytes:
 
 
 def wrong_port(beginning: bytes) -> bytes:
-    """What to answer where not HTTP/2 has begun, but *beginning*: to HTTP/1.1 what this port speaks, else nothing."""
+    """The answer to a connection with *beginning* in place of the preface; empty if that is not HTTP/1.1 either."""
     if not _HTTP1.match(beginning):
         return b""
     head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: "
@@ -167,7 +167,7 @@ class Frames:
         return "body_timeout" if is_data else "header_timeout"
 
     def begin(self) -> bytes | None:
-        """Read the preface. None if it is whole; what has come in its place; empty if that cannot be said yet."""
+        """Read the preface. None if it is whole, empty if more has to come, else the bytes that stand in its place."""
         begun = self._unread[: len(PREFACE)]
         if begun != PREFACE:
             return b"" if PREFACE.startswith(begun) or _HTTP1_BEGUN.fullmatch(begun) else begun
@@ -205,7 +205,7 @@ class Frames:
             return None
 
     def _check(self, kind: int, length: int, number: int) -> None:
-        """Raise `Http2Error` for a frame that may not come here."""
+        """Raise `Http2Error` for a frame that may not come at this place."""
         if length > FRAME_BYTES:
             raise Http2Error(Code.FRAME_SIZE_ERROR, f"a frame of {length} bytes, at most {FRAME_BYTES} are allowed")
         if (self._block is None) == (kind == CONTINUATION) or (self._block is not None and number != self._block[1]):
@@ -216,7 +216,7 @@ class Frames:
             raise Http2Error(Code.FRAME_SIZE_ERROR, f"a frame of type {kind} with {length} bytes")
 
     def _joined(self, flags: int, number: int, payload: memoryview) -> Frame | None:
-        """All fields of a call, whose last part is *payload*; None if others follow."""
+        """All fields of a call, whose last part is *payload*; None if more of them follow."""
         if self._block is not None:
             first_flags, _, begun = self._block
             self._block = None
@@ -260,7 +260,7 @@ class Receiver:
         """Of messages, in all streams, what was not taken yet."""
 
     def take(self, n_bytes: int) -> None:
-        """So many have come. Raises `Http2Error` for more than were welcome."""
+        """Count *n_bytes* of data that have come. Raises `Http2Error` for more than the window allows."""
         self._window -= n_bytes
         if self._window < 0:
             raise Http2Error(Code.FLOW_CONTROL_ERROR, "more data than the window of the connection allows")
@@ -281,7 +281,7 @@ class Receiver:
         self._frame_bytes = self._carried_bytes = sender.carried_bytes = 0
 
     def growth(self) -> int:
-        """By how much the window is to be opened for what is no longer held, which is done then; 0 for little."""
+        """Open the window for the bytes that are no longer held, if they are many; by how much, 0 if they are few."""
         growth = CONNECTION_WINDOW - self.message_bytes - self._window
         if growth * 2 < CONNECTION_WINDOW:
             return 0

@@ -1,4 +1,4 @@
-"""The fields of a call, and those of its answer: HPACK (RFC 7541), and what they mean for a call.
+"""The fields of a call and of its answer: as HPACK has them (RFC 7541), and what they mean.
 
 Not here: frames (`frames`), and which call it is (`serving`).
 """
@@ -79,8 +79,8 @@ class Head(NamedTuple):
 class Heads:
     """Reads the heads of one connection, whose fields HPACK mostly names by their place in a table.
 
-    Clients send the same fields with each call, one byte each. Such a block leaves the table as it is, so until
-    another block comes it means the same again: reading it costs 24 us, looking it up nothing.
+    Clients send the same fields with each call, one byte for each field. A block of such bytes does not change the
+    table, so it means the same fields until another block changes it: reading it costs 24 us, looking it up nothing.
     """
 
     __slots__ = ("_decoder", "_known")
@@ -107,7 +107,7 @@ class Heads:
             raise Http2Error(Code.COMPRESSION_ERROR, f"fields that cannot be read: {words}") from None
         if not _INDEXED.fullmatch(block):
             self._known.clear()
-        # a fault is raised, and keeps whoever it went through
+        # a fault is raised, and its traceback keeps the requests of the frames that it passed
         elif head.fault is None and head.n_bytes <= KNOWN_BYTES and len(self._known) < KNOWN_HEADS:
             self._known[block] = head
         return head
@@ -208,7 +208,7 @@ def _find_fault(first: dict[str, str]) -> str:
 
 
 def encoded(fields: Pairs) -> bytes:
-    """*fields* as HPACK has those that no table remembers: nothing has to be searched, and no state be kept."""
+    """*fields* as HPACK's literals that no table remembers: no table has to be searched or kept."""
     return b"".join([b"\0%b%b" % (_string(name), _string(value)) for name, value in fields])
 
 

@@ -10,7 +10,6 @@ class Status(IntEnum):
 
     OK = 0
     CANCELLED = 1
-    UNKNOWN = 2
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
