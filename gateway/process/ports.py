@@ -176,10 +176,10 @@ def _another(address: Address, suggested: set[int]) -> str:
 def is_free(address: Address) -> bool:
     """Whether *address*, of TCP, could be listened on now; also if that fails for another reason than its users."""
     try:
-        family, type_, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, type_) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a listener: ended connections do not count
-            probe.bind(where)
+        family, _, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(
+            where, family=family
+        ).close()  # with SO_REUSEADDR: connections that have ended do not count
     except OSError as error:
         return error.errno != errno.EADDRINUSE
     return True
