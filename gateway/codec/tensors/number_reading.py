@@ -225,18 +225,17 @@ class NumberSink:
         end = len(piece) - 1 if depth else len(piece)
         text = b"".join((b"[" * layout.depth, memoryview(piece)[:end], b"]" * depth))
         check_cut(text, layout.depth, layout.depth + end, continues=layout.depth > 0, goes_on=depth > 0)
-        parsed = parse(text, self._datatype)
-        if parsed is None:
-            parsed = parse_tolerantly(text, self._datatype, layout.count)
-            if self._datatype.kind is FLOAT:
-                self.nonfinite += int(np.count_nonzero(~np.isfinite(parsed[0])))
-        else:
+        usual = parse(text, self._datatype)
+        parsed = parse_tolerantly(text, self._datatype, layout.count) if usual is None else usual
+        if usual is not None:
             self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
         try:
             n_values = self._append(parsed[0], text)
         except ManyTiesError:
             self._window_bytes = TIED_PIECE_BYTES
             return self.step(buffer)
+        if usual is None and self._datatype.kind is FLOAT:
+            self.nonfinite += int(np.count_nonzero(~np.isfinite(parsed[0])))
         if not n_values:
             layout.take_empty(piece[:end])
         else:

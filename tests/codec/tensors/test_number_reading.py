@@ -488,3 +488,10 @@ def test_lists_without_elements_are_read_many_at_a_time(lists: bytes, shape: tup
         steps += 1
     assert sink.shape == (shape or (n_lists + 1, *[2] * lists.count(b","), 0))
     assert steps < 50
+
+
+def test_a_nan_among_many_ties_is_counted_once() -> None:
+    """Ties make a piece start again with less text."""
+    tie = "1.00390625"  # halfway between two numbers of BF16
+    data = "[" + ",".join(["NaN", *[tie] * 4000]) + "]"
+    assert read_answer([one_output(data, "BF16", "[4001]")]).nonfinite == 1
