@@ -4,7 +4,7 @@ import asyncio
 
 from gateway.policy.slowness import Backlog
 from gateway.sockets import reset_on_close, unacknowledged_bytes
-from gateway.waiting import Waiter, wake_soon
+from gateway.waiting import Waiter
 
 
 def client_left() -> ConnectionResetError:
@@ -18,11 +18,11 @@ class Outgoing:
     Without `open` it behaves as if the client had left.
     """
 
-    __slots__ = ("_backlog", "_transport", "_waiter", "cut_reason", "is_behind", "written_bytes")
+    __slots__ = ("_backlog", "_transport", "_waiters", "cut_reason", "is_behind", "written_bytes")
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._waiter: Waiter | None = None
+        self._waiters: list[Waiter] = []  # of `drain`, which several streams of HTTP/2 may wait in
         self._backlog: Backlog | None = None  # while the client is behind in reading
         self.cut_reason = ""
         """Why the gateway has cut the connection of a client that does not read; empty if it has not."""
@@ -53,13 +53,14 @@ class Outgoing:
         while self.is_behind:
             if self._transport is None:
                 raise client_left()
-            self._waiter = Waiter(asyncio.get_running_loop())
-            await self._waiter
+            waiter = Waiter(asyncio.get_running_loop())
+            self._waiters.append(waiter)
+            await waiter
 
     def go_on(self) -> None:
         """Let `drain` return, because the client has taken so much that more may be written."""
         self.is_behind = False
-        wake_soon(self._waiter)
+        self._wake()
 
     def reset(self) -> None:
         """End the connection with a reset, so that the client sees that its reply is incomplete.
@@ -73,7 +74,12 @@ class Outgoing:
     def close(self) -> None:
         """The connection is gone."""
         self._transport = None
-        wake_soon(self._waiter)
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.wake_soon()
 
     def is_read_too_slowly(self, now_s: float, limit_s: float) -> bool:
         """Whether the client has been behind in reading for too long; if so, `cut_reason` says why."""

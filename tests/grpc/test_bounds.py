@@ -84,6 +84,28 @@ async def test_a_window_that_shrinks_below_zero(both: Both) -> None:
     await still_serves(both)
 
 
+async def test_long_replies_of_several_calls_to_a_client_that_reads_late() -> None:
+    """Each of them waits for the connection, and all go on when it has room again."""
+    count = 1_000_000
+    data = b",".join([b"0.5"] * count)
+    answer = b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [%d], "data": [%b]}]}' % (count, data)
+    numbers = range(1, 9, 2)
+    async with lying(answering(answer)) as liar, serving(liar.url) as both, connected(address_of(both[0])) as raw:
+        await raw.send(frame(SETTINGS, 0, b"\0\x04\x7f\xff\xff\xff") + frame(WINDOW_UPDATE, 0, (2**30).to_bytes(4)))
+        await raw.send(b"".join(fields(number) + frame(DATA, number, message(BODY), END_STREAM) for number in numbers))
+        await asyncio.sleep(1)
+        got = Counter[int]()
+        left = set(numbers)
+        while left:
+            kind, flags, number, payload = await raw.until(DATA, HEADERS, RST_STREAM)
+            assert kind != RST_STREAM
+            if kind == DATA:
+                got[number] += len(payload)
+            if flags & END_STREAM:
+                left.remove(number)
+    assert [got[number] > 4 * count for number in numbers] == [True] * len(numbers)
+
+
 async def test_a_client_that_offers_a_table_for_fields_without_end(both: Both) -> None:
     """The gateway keeps no more than 4 KiB of the fields that it has sent, however much it may."""
     async with connected(address_of(both[0])) as raw:
