@@ -29,7 +29,7 @@ OPEN_BYTES = 1024 * 1024
 SKIPPED_BYTES = 256 * 1024
 """The most of a refused message that is read and dropped, so that a stream of messages can go on."""
 
-WRITE_BYTES = 64 * 1024
+WRITE_BYTES = 256 * 1024
 """How much of a reply is made frames of at once."""
 
 FLUSH_BYTES = 16 * 1024
@@ -137,7 +137,7 @@ class Stream:
             self.window = n_bytes
         if not is_idle:
             self._upload.begin_waiting(self.connection.time())
-        self._waiter = Waiter(asyncio.get_running_loop())
+        self._waiter = Waiter(self.connection.owner.loop)
         try:
             await self._waiter
         finally:
@@ -176,7 +176,10 @@ class Stream:
 
         Raises `ConnectionError` when the client left.
         """
+        out = self.connection.out
         for piece in _pieces(buffers):
+            if out.is_behind:  # of all streams, one adds a piece to what waits
+                await out.drain()
             at = 0
             while at < len(piece):
                 part = self._send_data(piece[at:] if at else piece)
@@ -187,8 +190,8 @@ class Stream:
             if len(piece) >= FLUSH_BYTES:
                 self.connection.flush()
                 await pacer.breathe()
-            if self.connection.out.is_behind:
-                await self.connection.out.drain()
+        if out.is_behind:
+            await out.drain()
         self._backlog = None
 
     def _send_data(self, data: Buffer) -> int:
@@ -203,7 +206,7 @@ class Stream:
         return n_bytes
 
     async def _wait_for_room(self) -> None:
-        self._room_waiter = Waiter(asyncio.get_running_loop())
+        self._room_waiter = Waiter(self.connection.owner.loop)
         if self._backlog is None:
             self._backlog = Backlog(self._written_bytes, self.connection.time())
         await self._room_waiter
