@@ -95,9 +95,7 @@ class Member:
 async def serve_batched(
     call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview, serve: Serve
 ) -> Answered | None:
-    """Serve the inference in *body* by *serve*, maybe together with others. Raises `GatewayError`."""
-    if not backend.batches or not framing.header_length:
-        return await serve(call, upstream, backend, framing, body)
+    """Serve the inference in *body*, which has a header, by *serve*, maybe with others. Raises `GatewayError`."""
     match = call.match
     model = backend.name, (match.v2_path.model if match.is_renamed else match.model) or ""
     limits = backend.batch_limits(model[1])

@@ -54,8 +54,7 @@ class Gateway:
         self.in_flight = 0
         self.is_draining = False
         self._record = record
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None  # while `wait_until_idle` waits
 
     def replace(self, serving: Serving) -> None:
         """Serve new requests by *serving*; requests in flight keep the one that they began with."""
@@ -85,7 +84,6 @@ class Gateway:
         call = Call(self, serving, request, exchange)
         self.in_flight += 1
         LOAD.requests += 1
-        self._idle.clear()
         try:
             try:
                 match = await self._admit(call)
@@ -108,7 +106,7 @@ class Gateway:
         finally:
             self.in_flight -= 1
             LOAD.requests -= 1
-            if self.in_flight == 0:
+            if self._idle is not None and self.in_flight == 0:
                 self._idle.set()
             call.body.release()
             if call.counted_for is not None:
@@ -166,8 +164,10 @@ class Gateway:
 
     async def wait_until_idle(self, timeout_s: float) -> int:
         """Wait until no request is in flight, at most *timeout_s*, and return how many still are."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        self._idle = asyncio.Event()
+        if self.in_flight:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
         return self.in_flight
 
     async def close(self) -> None:

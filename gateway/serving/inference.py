@@ -49,7 +49,10 @@ async def infer(call: Call) -> None:
     else:
         if body is None:
             body = await call.body.read()
-        answered = await serve_batched(call, upstream, backend, framing, body, _served)
+        if backend.batches and framing.header_length:
+            answered = await serve_batched(call, upstream, backend, framing, body, _served)
+        else:
+            answered = await _served(call, upstream, backend, framing, body)
     if answered is not None:
         await _reply(call, *answered, framing)
 

@@ -64,8 +64,6 @@ def write_response(
         answer = _ANSWER.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CodecError(f"the reply cannot be made a message: {error}") from None
-    if any(output.data is not msgspec.UNSET for output in answer.outputs):
-        raise CodecError("the reply has outputs in JSON, which was not asked for")
     is_typed = is_typed and not any(output.datatype in _HAVE_NO_PLACE for output in answer.outputs)
     response = _Response(
         model_name=_text(answer.model_name), model_version=_text(answer.model_version), id=_text(answer.id)
@@ -76,6 +74,8 @@ def write_response(
     parts: list[Buffer] = []
     raw: list[Buffer] = []
     for output in answer.outputs:
+        if output.data is not msgspec.UNSET:
+            raise CodecError("the reply has outputs in JSON, which was not asked for")
         parameters = output.parameters or {}
         n_bytes = parameters.pop("binary_data_size", 0)
         if type(n_bytes) is not int or n_bytes < 0:

@@ -34,7 +34,7 @@ class HeaderTooLargeError(GatewayError):
 class GrpcBody(ClientBody):
     """The body of one call."""
 
-    __slots__ = ("_asked", "_before", "_call", "_encoding", "_limits", "deadline_s", "infer", "message")
+    __slots__ = ("_asked", "_before", "_call", "_encoding", "_limits", "infer", "message")
 
     def __init__(
         self,
@@ -62,8 +62,12 @@ class GrpcBody(ClientBody):
         self._asked = b""
         self.infer: InferMessage | None = None
         """What an inference asks for, once it was read."""
-        self.deadline_s = request.deadline_s
-        """When the client gives up, by the loop's clock."""
+
+    @property
+    def is_too_late(self) -> bool:
+        """Whether the client has given up by now."""
+        deadline_s = self._request.deadline_s
+        return deadline_s is not None and asyncio.get_running_loop().time() >= deadline_s
 
     async def find_target(self) -> None:
         """Read the message, and say in the request what it asks for. Raises `GatewayError`."""
@@ -88,7 +92,7 @@ class GrpcBody(ClientBody):
             raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
         except DecodeError as error:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed message: {error}") from None
-        if request.deadline_s is not None and asyncio.get_running_loop().time() >= request.deadline_s:
+        if self.is_too_late:
             raise GatewayError(ErrorKind.TIMEOUT, DEADLINE_WORDS)
 
     def _find_call(self, call: Call, message: memoryview) -> None:

@@ -209,10 +209,11 @@ def _find_fault(first: dict[str, str]) -> str:
 
 def encoded(fields: Pairs) -> bytes:
     """*fields* as HPACK's literals that no table remembers: no table has to be searched or kept."""
-    return b"".join([b"\0%b%b" % (_string(name), _string(value)) for name, value in fields])
+    return b"".join([b"\0%b%b" % (encoded_string(name), encoded_string(value)) for name, value in fields])
 
 
-def _string(text: str) -> bytes:
+def encoded_string(text: str) -> bytes:
+    """*text* as HPACK has names and values."""
     data = text.encode()
     n_bytes = len(data)
     if n_bytes < 0x7F:

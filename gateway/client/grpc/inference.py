@@ -109,7 +109,7 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
     left = list(reversed(raw))
     is_typed = False
     for index, tensor in enumerate(request.inputs):
-        parameters = _to_json(tensor.parameters, label_of("input", tensor.name))
+        parameters = _to_json(tensor, "input")
         entries.append(
             {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "parameters": parameters}
         )
@@ -131,11 +131,11 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
             blob = _of_nothing(tensor)
         parameters["binary_data_size"] = len(blob)
         blobs.append(blob)
-        if index % STEP_INPUTS == 0:
+        if index % STEP_INPUTS == STEP_INPUTS - 1:
             yield
     if left:
         raise _wrong_count(request, raw)
-    of_request = _to_json(request.parameters, "the request")
+    of_request = _to_json(request)
     header = _header(request, of_request, entries)
     if len(header) > limits.max_header_bytes:
         raise _too_large(len(header), limits)
@@ -158,7 +158,7 @@ def _header(request: Message, parameters: dict[str, Any], inputs: list[dict[str,
     if request.outputs:
         header["outputs"] = outputs = []
         for output in request.outputs:
-            of_output = _to_json(output.parameters, label_of("output", output.name))
+            of_output = _to_json(output, "output")
             outputs.append({"name": output.name, "parameters": of_output} if of_output else {"name": output.name})
     return msgspec.json.encode(header)
 
@@ -292,17 +292,19 @@ def _of_nothing(tensor: Message) -> memoryview:
     return memoryview(b"")
 
 
-def _to_json(parameters: Any, whose: str) -> dict[str, Any]:
-    """*parameters* as members of JSON. Raises `CodecError` for what JSON cannot carry."""
+def _to_json(said: Message, section: str = "") -> dict[str, Any]:
+    """The parameters of *said*, an entry of *section* or the request itself, as members of JSON.
+
+    Raises `CodecError` for what JSON cannot carry.
+    """
     found: dict[str, Any] = {}
-    for name in parameters:
-        parameter = parameters[name]
+    for name, parameter in said.parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
-        if kind is None:
-            raise CodecError(f"{whose}: parameter {name!r} has no value")
-        value = getattr(parameter, kind)
-        if kind == "double_param" and not math.isfinite(value):
-            raise CodecError(f"{whose}: parameter {name!r} is {value}, which JSON cannot carry")
+        value = None if kind is None else getattr(parameter, kind)
+        if value is None or (kind == "double_param" and not math.isfinite(value)):
+            whose = label_of(section, said.name) if section else "the request"
+            wrong = "has no value" if value is None else f"is {value}, which JSON cannot carry"
+            raise CodecError(f"{whose}: parameter {name!r} {wrong}")
         found[name] = value
     return found
 

@@ -5,16 +5,15 @@ frames (`stream`), and what the statuses are (`statuses`).
 """
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar
 from urllib.parse import quote
 
 from gateway.client.grpc.answers import Blobs, write_response
 from gateway.client.grpc.body import GrpcBody, HeaderTooLargeError
 from gateway.client.grpc.calls import Call
 from gateway.client.grpc.frames import Buffer, Code
-from gateway.client.grpc.heads import encoded
+from gateway.client.grpc.heads import encoded, encoded_string
 from gateway.client.grpc.inference import varint
 from gateway.client.grpc.messages import CLASSES
 from gateway.client.grpc.statuses import Status, status_of
@@ -32,14 +31,15 @@ MAX_WORDS = 4096
 OK_HEAD = b"\x88" + encoded([("content-type", "application/grpc")])  # of the status 200 the static table of HPACK knows
 """With what every answer of gRPC begins."""
 
+_REQUEST_ID = b"\0" + encoded_string("x-request-id")
 _OK_TRAILERS = encoded([("grpc-status", "0")])
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _NO_METADATA = frozenset(
     ("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id", HEADER_LENGTH.lower())
 )
 _NO_METADATA_BEGINNINGS = ("content-", "grpc-")
+_SAY_NO = (ErrorKind.BACKEND_ERROR, ErrorKind.NO_ROUTE)  # to whether something is ready
 _STREAM_ANSWER_TAG = b"\x12"  # `infer_response` of ModelStreamInferResponse
-T = TypeVar("T")
 
 _StreamAnswer = CLASSES["ModelStreamInferResponse"]
 
@@ -47,8 +47,11 @@ _StreamAnswer = CLASSES["ModelStreamInferResponse"]
 class GrpcReply:
     """The reply to one call; with the methods that the corridor knows of `Reply`."""
 
+    _is_one_of_many = False
+    """Whether it is one message of a stream, which says of itself that no other answers the same request."""
+
     def __init__(
-        self, stream: Stream, exchange: Exchange, body: GrpcBody, plan: Plan, *, call: Call | None = None
+        self, stream: Stream, exchange: Exchange, body: GrpcBody, plan: Plan, pacer: Pacer, *, call: Call | None = None
     ) -> None:
         """*call* is None for an inference."""
         self._stream = stream
@@ -56,7 +59,7 @@ class GrpcReply:
         self._body = body
         self._call = call
         self._plan = plan
-        self._pacer = Pacer()
+        self._pacer = pacer
         self._begun: tuple[int, Pairs] = (0, ())
         self._pieces: list[Buffer] = []
         self._kept_bytes = 0
@@ -99,7 +102,6 @@ class GrpcReply:
     ) -> None:
         """Send what HTTP would send as *buffers*, as a message. Raises `GatewayError` for what cannot be made one."""
         exchange = self._exchange
-        headers = [*headers, *_pairs(lines)]
         if status >= 300:  # errors of servers are raised, and do not come here
             words = f"the backend answered {status}, a redirect, which no client of gRPC can follow"
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
@@ -114,7 +116,7 @@ class GrpcReply:
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
         exchange.status, exchange.rpc_status = status, Status.OK.name
-        exchange.client_response_bytes = await self.send(headers, message)
+        exchange.client_response_bytes = await self.send(headers, message, lines)
         self.is_complete = True
 
     async def error(self, error: GatewayError) -> None:
@@ -128,14 +130,13 @@ class GrpcReply:
             self._stream.reset(Code.INTERNAL_ERROR)
             return
         exchange.status = error.status
-        if call is not None and call.refused is not None and _is_no(error):
+        if call is not None and call.refused is not None and error.kind in _SAY_NO:
             exchange.rpc_status = Status.OK.name
             exchange.client_response_bytes = await self.send(error.headers, [call.refused().SerializeToString()])
             self.is_complete = True
             return
         words = error.message
-        deadline_s = self._body.deadline_s
-        if error.kind is ErrorKind.TIMEOUT and deadline_s is not None and _now() >= deadline_s:
+        if error.kind is ErrorKind.TIMEOUT and self._body.is_too_late:
             words = exchange.detail = DEADLINE_WORDS
         status = status_of(error.kind, error.status)
         if isinstance(error, HeaderTooLargeError):
@@ -157,7 +158,7 @@ class GrpcReply:
 
     async def _answer(self, headers: Pairs, buffers: Sequence[Buffer]) -> list[Buffer]:
         """The answer to an inference, whose JSON and blobs are in *buffers*. Raises `CodecError`."""
-        asked = self._body.infer
+        asked, pacer = self._body.infer, self._pacer
         assert asked is not None
         length = next((value for name, value in headers if name.lower() == HEADER_LENGTH.lower()), "")
         blobs = Blobs(buffers)
@@ -173,27 +174,22 @@ class GrpcReply:
                 limits=self._plan.header_limits,
                 max_bytes=int(self._plan.limits.response_body),
             )
-            await self._run(decoder.feed(header))
-            found = await self._run(decoder.finish())
+            await pacer.run(decoder.feed(header))
+            found = await pacer.run(decoder.finish())
             header, blobs = b"".join(found.header), Blobs(found.blobs)
-        return await self._run(write_response(header, blobs, **self._form(asked.is_typed)))
-
-    def _form(self, is_typed: bool) -> dict[str, bool]:
-        return {"is_typed": is_typed}
-
-    async def _run(self, steps: Generator[None, None, T]) -> T:
-        found = await self._pacer.run(steps)
-        self._exchange.response_codec_s += self._pacer.take_seconds()
-        return found
+        steps = write_response(header, blobs, is_typed=asked.is_typed, is_final=self._is_one_of_many)
+        message = await pacer.run(steps)
+        self._exchange.response_codec_s += pacer.take_seconds()
+        return message
 
     # How it goes out
 
-    async def send(self, headers: Pairs, message: list[Buffer]) -> int:
+    async def send(self, headers: Pairs, message: list[Buffer], lines: HeaderLines | None = None) -> int:
         """Send *message* and the status OK; how many bytes it has. Raises `ConnectionError` when the client left."""
         stream = self._stream
         n_bytes = sum(map(len, message))
         self.has_begun = True
-        stream.begin(OK_HEAD + self._metadata(headers))
+        stream.begin(OK_HEAD + self._metadata(headers, lines))
         await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], self._pacer)
         stream.finish(_OK_TRAILERS)
         return n_bytes
@@ -203,21 +199,25 @@ class GrpcReply:
         self.has_begun = True
         self._stream.finish(OK_HEAD + self._metadata(headers) + status_fields(status, words))
 
-    def _metadata(self, headers: Pairs) -> bytes:
-        """What crosses of *headers* as metadata, and what every reply has, as HPACK."""
-        own = [("x-request-id", self._exchange.request_id)]
+    def _metadata(self, headers: Pairs, lines: HeaderLines | None = None) -> bytes:
+        """What crosses of *headers* and *lines* as metadata, and what every reply has, as HPACK."""
+        said = [f"{name}: {value}" for name, value in headers]
+        if lines is not None:
+            said += lines.text.split("\r\n")
+        own = [_REQUEST_ID, encoded_string(self._exchange.request_id)]
         if self._plan.timing is not None:
-            own.append(("server-timing", self._plan.timing(self._exchange)))
-        return b"".join([_field(name, value) for name, value in headers]) + encoded(own)
+            own.append(encoded([("server-timing", self._plan.timing(self._exchange))]))
+        return b"".join([*map(_field, said), *own])
 
 
 @lru_cache(maxsize=128)
-def _field(name: str, value: str) -> bytes:
-    """A field of an answer as HPACK; empty if it does not cross.
+def _field(line: str) -> bytes:
+    """The field in a *line* of an answer's head, as HPACK; empty if it does not cross.
 
     Eight of MLServer's eleven are the same in all of its answers.
     """
-    name = name.lower()
+    name, _, value = line.partition(":")
+    name, value = name.lower(), value.strip()
     is_left_out = name in _NO_METADATA or name.startswith(_NO_METADATA_BEGINNINGS) or name.endswith("-bin")
     return b"" if is_left_out or not value.isascii() or not value.isprintable() else encoded([(name, value)])
 
@@ -225,12 +225,15 @@ def _field(name: str, value: str) -> bytes:
 class StreamedReply(GrpcReply):
     """The reply to one message of `ModelStreamInfer`: one message of several, in the order of the requests."""
 
+    _is_one_of_many = True
+
     def __init__(
         self,
         stream: Stream,
         exchange: Exchange,
         body: GrpcBody,
         plan: Plan,
+        pacer: Pacer,
         *,
         before: "asyncio.Task[None] | None",
         ends_with_errors: bool,
@@ -239,17 +242,14 @@ class StreamedReply(GrpcReply):
 
         *ends_with_errors*: an error ends the stream with a status (metadata `triton_grpc_error`).
         """
-        super().__init__(stream, exchange, body, plan)
+        super().__init__(stream, exchange, body, plan, pacer)
         self._before = before
         self._ends_with_errors = ends_with_errors
 
-    def _form(self, is_typed: bool) -> dict[str, bool]:
-        return {"is_typed": is_typed, "is_final": True}
-
-    async def send(self, headers: Pairs, message: list[Buffer]) -> int:
+    async def send(self, headers: Pairs, message: list[Buffer], lines: HeaderLines | None = None) -> int:
         """Send *message* as one of the stream."""
         n_bytes = sum(map(len, message))
-        return await self._send_next(headers, [_STREAM_ANSWER_TAG, varint(n_bytes), *message])
+        return await self._send_next(headers, [_STREAM_ANSWER_TAG, varint(n_bytes), *message], lines)
 
     async def send_status(self, status: Status, words: str, headers: Pairs) -> None:
         """Send *words* as one message of the stream, or end it with *status*."""
@@ -264,13 +264,13 @@ class StreamedReply(GrpcReply):
             head = b"" if self._stream.is_answered else OK_HEAD + self._metadata(headers)
             self._stream.finish(head + status_fields(status, words))
 
-    async def _send_next(self, headers: Pairs, message: list[Buffer]) -> int:
+    async def _send_next(self, headers: Pairs, message: list[Buffer], lines: HeaderLines | None = None) -> int:
         await self._turn()
         stream = self._stream
         n_bytes = sum(map(len, message))
         self.has_begun = True
         if not stream.is_answered:
-            stream.begin(OK_HEAD + self._metadata(headers))
+            stream.begin(OK_HEAD + self._metadata(headers, lines))
         await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], self._pacer)
         stream.connection.flush()
         return n_bytes
@@ -286,20 +286,3 @@ def status_fields(status: Status, words: str) -> bytes:
     while len(message := quote(words.encode(errors="replace"), safe=_PRINTABLE)) > MAX_WORDS:
         words = words[: len(words) * MAX_WORDS // len(message)]
     return encoded([("grpc-status", str(int(status))), ("grpc-message", message)])
-
-
-def _is_no(error: GatewayError) -> bool:
-    """Whether *error* is the answer of a server, or of no server, that something is not ready or not there."""
-    return error.kind is ErrorKind.BACKEND_ERROR or error.kind is ErrorKind.NO_ROUTE
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def _pairs(lines: HeaderLines | None) -> list[tuple[str, str]]:
-    """The fields that stand in *lines*."""
-    if lines is None:
-        return []
-    found = (line.partition(":") for line in lines.text.split("\r\n"))
-    return [(name, value.strip()) for name, _, value in found]

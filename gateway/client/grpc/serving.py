@@ -138,7 +138,7 @@ class _Call:
         call: Call | None,
         fault: GatewayError | None,
         before: asyncio.Task[None] | None,
-        reply: Callable[[Exchange, GrpcBody, Plan], GrpcReply],
+        reply: Callable[[Exchange, GrpcBody, Plan, Pacer], GrpcReply],
     ) -> ClientRequest:
         """The request that *message* becomes, and whose reply is made by *reply*; *before* as `GrpcBody` has it."""
         head, peer = self._head, self._connection.peer
@@ -150,7 +150,7 @@ class _Call:
                 request, exchange, shared.admission, plan, pacer, call=call, encoding=head.encoding, before=before
             )
             request.begin = body.find_target
-            return body, reply(exchange, body, plan)
+            return body, reply(exchange, body, plan, pacer)
 
         return ClientRequest(
             "POST",
