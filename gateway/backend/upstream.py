@@ -22,7 +22,7 @@ from gateway.certificates import TlsContext, uses_tls
 from gateway.codec import DIALECTS
 from gateway.exchange import Attempt
 from gateway.plan import BackendPlan
-from gateway.policy.balancing import are_all_usable, candidates, least_in_flight, round_robin
+from gateway.policy.balancing import candidates, least_in_flight, round_robin
 from gateway.policy.ejection import EjectionRules, Trial
 from gateway.policy.retry import RecentCalls, RetryPolicy
 from gateway.policy.sticky import pick_sticky
@@ -161,8 +161,6 @@ class Upstream:
         if call.request.is_passed:
             may_get = self.speaking.may_get_binary
             states = [state for state in states if state not in tried and may_get(state)] or states
-        if not tried and sticky_key is None and are_all_usable(states):
-            return self._balance(states, turn)
         open_ = candidates(states, tried, now_s)
         if sticky_key is not None:
             return open_[pick_sticky(sticky_key, [state.endpoint.url + state.endpoint.base_path for state in open_])]

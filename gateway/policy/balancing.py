@@ -4,8 +4,7 @@
 endpoint is ejected (`ejection`), and requests that stick to one endpoint (`sticky`).
 """
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from gateway.policy.ejection import Ejection
@@ -29,15 +28,6 @@ class Candidate(Protocol):
 
 E = TypeVar("E")
 C = TypeVar("C", bound=Candidate)
-
-_IN_FLIGHT: Callable[[Candidate], int] = attrgetter("in_flight")
-_IS_UP: Callable[[Candidate], bool] = attrgetter("is_up")
-_IS_EJECTED: Callable[[Candidate], bool] = attrgetter("ejection.is_ejected")
-
-
-def are_all_usable(endpoints: Sequence[Candidate]) -> bool:
-    """Whether no endpoint is ejected or down, so that all are candidates for a first attempt."""
-    return all(map(_IS_UP, endpoints)) and not any(map(_IS_EJECTED, endpoints))
 
 
 def candidates(endpoints: Sequence[C], tried: Sequence[C], now_s: float) -> Sequence[C]:
@@ -74,11 +64,5 @@ def round_robin(endpoints: Sequence[E], turn: int) -> E:
 
 def least_in_flight(endpoints: Sequence[C], turn: int) -> C:
     """The endpoint with the fewest attempts in flight; endpoints with equally few take turns, as in `round_robin`."""
-    in_flight = list(map(_IN_FLIGHT, endpoints))
-    fewest = min(in_flight)
-    n_fewest = in_flight.count(fewest)
-    if n_fewest == len(in_flight):
-        return endpoints[turn % n_fewest]
-    if n_fewest == 1:
-        return endpoints[in_flight.index(fewest)]
+    fewest = min([each.in_flight for each in endpoints])
     return round_robin([each for each in endpoints if each.in_flight == fewest], turn)

@@ -27,41 +27,34 @@ MAX_DELAY_S = 1.0
 class RecentCalls:
     """How many calls and retries one backend has had in the last `BUDGET_S` seconds, by whole seconds."""
 
-    __slots__ = ("_calls", "_ends_s", "_n_calls", "_n_retries", "_retries", "_second")
-
     def __init__(self) -> None:
-        self._second = 0
-        self._ends_s = 1  # the beginning of the next second
-        self._n_calls = 0  # in this second
-        self._n_retries = 0
+        self._second = self._n_calls = self._n_retries = 0  # this second, and what it has had
         self._calls = deque([0] * (BUDGET_S - 1), BUDGET_S - 1)  # in each of the seconds before
         self._retries = deque([0] * (BUDGET_S - 1), BUDGET_S - 1)
 
     def count_call(self, now_s: float) -> None:
         """Count one call, whatever becomes of it."""
-        if now_s >= self._ends_s:
-            self._advance(int(now_s))
+        self._advance(int(now_s))
         self._n_calls += 1
 
     def count_retry(self, now_s: float) -> None:
         """Count one retry; the call that it belongs to is counted already."""
-        if now_s >= self._ends_s:
-            self._advance(int(now_s))
+        self._advance(int(now_s))
         self._n_retries += 1
 
     def totals(self, now_s: float) -> tuple[int, int]:
         """The calls and the retries of the last `BUDGET_S` seconds."""
-        if now_s >= self._ends_s:
-            self._advance(int(now_s))
+        self._advance(int(now_s))
         return self._n_calls + sum(self._calls), self._n_retries + sum(self._retries)
 
     def _advance(self, second: int) -> None:
+        if second == self._second:
+            return
         for _ in range(min(second - self._second, BUDGET_S)):
             self._calls.append(self._n_calls)
             self._retries.append(self._n_retries)
             self._n_calls = self._n_retries = 0
         self._second = second
-        self._ends_s = second + 1
 
 
 @dataclass(frozen=True, slots=True)
