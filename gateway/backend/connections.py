@@ -16,6 +16,7 @@ import ssl
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 import aiohappyeyeballs
@@ -32,17 +33,15 @@ NEXT_ADDRESS_S = 0.25
 """How long one address of a host name may take to connect before the next is tried beside it (RFC 8305)."""
 
 
+@dataclass(slots=True, eq=False)
 class Pool:
     """The open connections to one endpoint."""
 
-    __slots__ = ("busy", "endpoint", "idle", "is_kept")
-
-    def __init__(self, endpoint: Endpoint, *, is_kept: bool) -> None:
-        self.endpoint = endpoint
-        self.busy = 0
-        self.idle: deque[Wire] = deque()  # the one used last is on the right
-        self.is_kept = is_kept
-        """Whether the backend still has the endpoint; if not, its connections are closed when they become idle."""
+    endpoint: Endpoint
+    is_kept: bool
+    """Whether the backend still has the endpoint; if not, its connections are closed when they become idle."""
+    busy: int = 0
+    idle: deque[Wire] = field(default_factory=deque)  # the one used last is on the right
 
 
 class UnreachableError(GatewayError):

@@ -26,14 +26,13 @@ class DeadlineWatch:
     each attempt would cost more than the codec takes for a small tensor.
     """
 
-    __slots__ = ("_due_s", "_running", "_shortest_s", "_timer", "limits_s", "loop")
-
     def __init__(self, limits_s: Mapping[str, float]) -> None:
         """*limits_s*: `first_byte`, `idle` and `total` in seconds. Must be made on a running event loop."""
         self.loop = asyncio.get_running_loop()  # kept, because `get_running_loop` costs a system call
         self.limits_s = limits_s
         self._shortest_s = min(limits_s.values())
-        self._running: set[Deadlines] = set()
+        self.running: set[Deadlines] = set()
+        """All deadlines that the watch looks at."""
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
 
@@ -47,8 +46,8 @@ class DeadlineWatch:
 
         *total_at*: when `total` is over, by the event loop's clock.
         """
-        deadlines = Deadlines(self.loop, self._running, self.limits_s, total_at, now_s)
-        self._running.add(deadlines)
+        deadlines = Deadlines(self, total_at, now_s)
+        self.running.add(deadlines)
         if self._timer is None or total_at < self._due_s:
             self._look_at(min(total_at, now_s + self._shortest_s))
         return deadlines
@@ -63,12 +62,12 @@ class DeadlineWatch:
         self._timer = None
         now_s = self.loop.time()
         next_s = now_s + self._shortest_s
-        for deadlines in tuple(self._running):
+        for deadlines in tuple(self.running):
             if now_s >= deadlines.ends_at:
                 deadlines.expire(now_s)
             elif deadlines.ends_at < next_s:
                 next_s = deadlines.ends_at
-        if self._running:
+        if self.running:
             self._look_at(max(next_s, now_s + min(GRAIN_S, self._shortest_s / 16)))
 
 
@@ -85,20 +84,13 @@ class Deadlines:
     _is_own_limit = False  # whether the phase's own limit was over, and not `total`
     _silent_s = 0.0
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        running: "set[Deadlines]",
-        limits_s: Mapping[str, float],
-        total_at: float,
-        now_s: float,
-    ) -> None:
-        """Made by `DeadlineWatch.begin`; *running* are all deadlines that the watch looks at."""
+    def __init__(self, watch: DeadlineWatch, total_at: float, now_s: float) -> None:
+        """Made by `DeadlineWatch.begin`."""
         self.total_at = self.ends_at = total_at
-        self._running = running
-        self._limits_s = limits_s
-        self.loop = loop
-        task = asyncio.current_task(loop)
+        self._running = watch.running
+        self._limits_s = watch.limits_s
+        self.loop = watch.loop
+        task = asyncio.current_task(watch.loop)
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()

@@ -197,16 +197,13 @@ class Admission:
         claim.wake()
 
 
+@dataclass(slots=True, eq=False)
 class Reservation:
-    """The share of the budget that one request holds."""
+    """The share of the budget that one request holds; *n_bytes* and *n_slots* are counted in *admission* already."""
 
-    __slots__ = ("admission", "n_bytes", "n_slots")
-
-    def __init__(self, admission: Admission, n_bytes: int = 0, n_slots: int = 0) -> None:
-        """*n_bytes* and *n_slots* are counted in *admission* already."""
-        self.admission = admission
-        self.n_bytes = n_bytes
-        self.n_slots = n_slots
+    admission: Admission
+    n_bytes: int = 0
+    n_slots: int = 0
 
     def take(self, n_bytes: int, n_slots: int = 0) -> bool:
         """Take *n_bytes* more, and *n_slots* among the concurrent requests; False if there is no room for both."""
@@ -234,18 +231,16 @@ class Reservation:
             admission.serve()
 
 
+@dataclass(slots=True, eq=False)
 class Upload:
     """How fast a body arrives that is being read. Only the time in which its client is waited for counts."""
 
-    __slots__ = ("_received_bytes", "_waited_s", "_waits_since_s", "fail", "reservation")
-
-    def __init__(self, reservation: Reservation, fail: Callable[[str], None]) -> None:
-        """*fail* ends the upload; its argument says in words how fast the upload was, and why it is ended."""
-        self.reservation = reservation
-        self.fail = fail
-        self._received_bytes = 0
-        self._waited_s = 0.0
-        self._waits_since_s: float | None = None
+    reservation: Reservation
+    fail: Callable[[str], None]
+    """Ends the upload; its argument says in words how fast the upload was, and why it is ended."""
+    _received_bytes: int = 0
+    _waited_s: float = 0.0
+    _waits_since_s: float | None = None
 
     def begin_wait(self, now_s: float) -> None:
         """The client is waited for from now on."""

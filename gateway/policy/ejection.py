@@ -7,7 +7,7 @@ the next attempt may be the trial. Not here: which endpoint gets a request (`bal
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.errors import ErrorKind
 
@@ -40,19 +40,15 @@ class EjectionRules:
 class Trial:
     """The one attempt to an ejected endpoint that finds out whether it works again."""
 
-    __slots__ = ()
 
-
+@dataclass(slots=True, eq=False)
 class Ejection:
     """The failures of one endpoint, and its ejection. Both outlive a change of the rules."""
 
-    __slots__ = ("_failed_at", "_trial", "_until_s", "is_ejected")
-
-    def __init__(self) -> None:
-        self.is_ejected = False
-        self._failed_at: deque[float] = deque()
-        self._until_s = 0.0
-        self._trial: Trial | None = None
+    is_ejected: bool = False
+    _failed_at: deque[float] = field(default_factory=deque)
+    _until_s: float = 0.0
+    _trial: Trial | None = None
 
     def is_on_trial(self, now_s: float) -> bool:
         """Whether the ejection has lasted long enough, and no trial has ended it yet."""

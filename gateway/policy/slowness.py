@@ -3,6 +3,8 @@
 Numbers are judged here; `client.server` acts on the judgement.
 """
 
+from dataclasses import dataclass
+
 MIN_BYTES_PER_S = 1024
 """The lowest average rate at which a client must send its body or read its reply, while it is waited for."""
 
@@ -24,15 +26,13 @@ def find_slowness(n_bytes: int, waited_s: float, silent_s: float, limit_s: float
     return None
 
 
+@dataclass(slots=True, eq=False)
 class Upload:
     """How much of its body a client has sent, and how long it was waited for; time without a reader does not count."""
 
-    __slots__ = ("_since_s", "_waited_s", "received_bytes")
-
-    def __init__(self) -> None:
-        self.received_bytes = 0
-        self._waited_s = 0.0
-        self._since_s: float | None = None
+    received_bytes: int = 0
+    _waited_s: float = 0.0
+    _since_s: float | None = None
 
     @property
     def is_awaited(self) -> bool:
