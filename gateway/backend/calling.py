@@ -6,6 +6,7 @@ Not here: the exchange over a connection (`attempt`), which endpoint is asked (`
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gateway.backend.asking import BackendRequest
@@ -26,39 +27,28 @@ class _NotBinaryError(Exception):
     """The endpoints stopped reading binary while a request that passes unchanged waited for a connection."""
 
 
+@dataclass(slots=True, eq=False)
 class Call(Generic[T]):
-    """One request of the gateway to a backend, until its answer is read or given up."""
+    """One request of the gateway to a backend, until its answer is read or given up; see `Upstream.call`."""
 
+    _upstream: "Upstream"
+    request: BackendRequest
+    _attempts: list[Attempt]
+    _read: Read[T]
+    _transcode: Transcode[T] | None
+    _total_at: float
+    sticky_key: str | None
+    turn: int
+    """How many calls the backend has had so far."""
     tried: Sequence[EndpointState] = ()
     """The endpoints that have failed."""
-    _has_slot = False  # whether this call holds a slot itself, and not its connection
-    _was_replaced = False  # whether a kept connection that had died was replaced
+    _has_slot: bool = False  # whether this call holds a slot itself, and not its connection
+    _was_replaced: bool = False  # whether a kept connection that had died was replaced
     # about the last attempt:
-    _last: Attempt
+    _last: Attempt = field(init=False)
     _trial: Trial | None = None
     _answer: Answer | None = None
-    _has_failed = False  # by the endpoint's fault
-
-    def __init__(
-        self,
-        upstream: "Upstream",
-        request: BackendRequest,
-        attempts: list[Attempt],
-        read: Read[T],
-        transcode: Transcode[T] | None,
-        total_at: float,
-        sticky_key: str | None,
-        turn: int,
-    ) -> None:
-        """See `Upstream.call`; *turn* counts the calls of the backend."""
-        self._upstream = upstream
-        self.request = request
-        self._attempts = attempts
-        self._read = read
-        self._transcode = transcode
-        self._total_at = total_at
-        self.sticky_key = sticky_key
-        self.turn = turn
+    _has_failed: bool = False  # by the endpoint's fault
 
     async def run(self, is_settled: Callable[[], bool], now_s: float) -> T:
         """Make attempts from *now_s* on, until one succeeds or no other may follow. Raises `GatewayError`."""
