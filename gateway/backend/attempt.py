@@ -18,7 +18,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.headers import HeaderLines, Headers
 from gateway.pacing import Pacer
-from gateway.policy.crossing import Fields
+from gateway.policy.crossing import Fields, transcoded_to_client
 
 SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 """Methods that are sent again on a new connection even if the backend may have read the request."""
@@ -116,7 +116,7 @@ class Answer:
 
     def transcoded_headers(self) -> Fields:
         """The header fields for the client if the gateway makes the body anew; a new list."""
-        return self._head.transcoded_fields()
+        return transcoded_to_client(self._head.headers)
 
     def transcoded_lines(self) -> HeaderLines | Fields:
         """The fields of `transcoded_headers` as lines of a head; an empty list if there are none."""

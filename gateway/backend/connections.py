@@ -44,14 +44,13 @@ class Pool:
     idle: deque[Wire] = field(default_factory=deque)  # the one used last is on the right
 
 
-class UnreachableError(GatewayError):
-    """No connection to an endpoint can be opened; `reason` says why, without the endpoint's name."""
+class NoAnswerError(GatewayError):
+    """A server gave no answer, or none in HTTP; the cause is the connection's error, if there is one."""
 
-    def __init__(self, backend: str, endpoint: Endpoint, reason: str) -> None:
-        super().__init__(
-            ErrorKind.UNREACHABLE, f"backend {backend!r} cannot be reached at {endpoint.url}: {reason}", sent=False
-        )
-        self.reason = reason
+    def __init__(self, kind: ErrorKind, message: str, why: str) -> None:
+        """*why* says the reason alone; *message* also names the server and the question."""
+        super().__init__(kind, message, sent=False)
+        self.why = why
 
 
 class Connections:
@@ -62,11 +61,8 @@ class Connections:
         self.backend = backend
         """The backend's name."""
         self._names = names
-        self._max_connections = 0
-        self._queue_length = 0
-        self._queue_timeout_s = 0.0
-        self._connect_timeout_s = 0.0
-        self._keep_alive_s = 0.0
+        self._max_connections = self._queue_length = 0
+        self._queue_timeout_s = self._connect_timeout_s = self._keep_alive_s = 0.0
         self._in_use = 0  # slots held by requests, from before they have a connection until they give it up
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._pools: dict[Endpoint, Pool] = {}
@@ -78,10 +74,10 @@ class Connections:
         self,
         *,
         max_connections: int,
-        queue_length: int,
-        queue_timeout_s: float,
         connect_timeout_s: float,
-        keep_alive_s: float,
+        queue_length: int = 0,
+        queue_timeout_s: float = 0.0,
+        keep_alive_s: float = 0.0,
     ) -> None:
         """Set the limits. Requests in the queue keep their waiting time, and get new slots at once.
 
@@ -225,7 +221,7 @@ class Connections:
     async def connect(self, endpoint: Endpoint) -> Wire:
         """A new connection without a slot, which the caller ends with `abort`.
 
-        Raises `UnreachableError`; another `GatewayError` says nothing about the endpoint.
+        Raises `NoAnswerError`; another `GatewayError` says nothing about the endpoint.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -243,17 +239,21 @@ class Connections:
             self._names.look_up_soon(endpoint)
             limit = f"{self._connect_timeout_s:g} s (timeouts.connect)"
             reason = f"no connection within {limit}{self._names.waiting_for(endpoint)}"
-            raise UnreachableError(self.backend, endpoint, reason) from None
+            raise self._unreachable(endpoint, reason) from None
         except UnknownHostError as error:
-            raise UnreachableError(self.backend, endpoint, str(error)) from None
+            raise self._unreachable(endpoint, str(error)) from None
         except OSError as error:
             if error.errno in _OWN_LIMITS:
                 words = f"no connection to {endpoint.url} can be opened by this machine: {_why(error)}"
                 raise GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False) from None
             self._names.look_up_soon(endpoint)
-            raise UnreachableError(self.backend, endpoint, _why(error)) from None
+            raise self._unreachable(endpoint, _why(error)) from None
         self._open.add(wire)
         return wire
+
+    def _unreachable(self, endpoint: Endpoint, why: str) -> NoAnswerError:
+        words = f"backend {self.backend!r} cannot be reached at {endpoint.url}: {why}"
+        return NoAnswerError(ErrorKind.UNREACHABLE, words, why)
 
     def _n_idle(self) -> int:
         return sum([len(pool.idle) for pool in self._pools.values()])

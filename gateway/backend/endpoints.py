@@ -138,7 +138,7 @@ class EndpointSet:
 
     def __init__(self) -> None:
         self.states: tuple[EndpointState, ...] = ()
-        self.on_replaced: Callable[[Iterable[Endpoint]], None] = _ignore
+        self.on_replaced: Callable[[Iterable[Endpoint]], None] = lambda _: None
         """Called with the new endpoints."""
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
@@ -157,7 +157,3 @@ class EndpointSet:
             states.append(state)
         self.states = tuple(states)
         self.on_replaced([state.endpoint for state in states])
-
-
-def _ignore(endpoints: Iterable[Endpoint]) -> None:
-    pass

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gateway import __version__
+from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.questions import (
     EXTENSION,
@@ -29,7 +30,6 @@ from gateway.backend.questions import (
     Answer,
     Asker,
     Get,
-    NoAnswerError,
     ask_other_dialect,
     lists_openai_models,
     own_connections,

@@ -13,7 +13,7 @@ from operator import itemgetter
 from aiohttp.http import RawResponseMessage
 
 from gateway.headers import HeaderLines, Headers
-from gateway.policy.crossing import Fields, crosses_transcoded, transcoded_to_client
+from gateway.policy.crossing import crosses_transcoded, transcoded_to_client
 
 MAX_STATUS = 599
 """The highest status of HTTP (RFC 9110 section 15); statuses that a backend makes up would fill metrics with labels."""
@@ -163,17 +163,16 @@ class AnswerHead:
             self._headers = Headers([(name.decode().rstrip(" "), value.decode()) for name, value in self.raw_headers])
         return self._headers
 
-    def transcoded_fields(self) -> Fields:
-        """The fields for the client if the gateway makes the body anew; a new list."""
-        return transcoded_to_client(self.headers)
-
     def transcoded_lines(self) -> HeaderLines | None:
-        """The `transcoded_fields` as lines of a reply's head, without `X-Request-Id`; None if there are none."""
+        """The fields for the client if the gateway makes the body anew, as lines of a reply's head.
+
+        Without `X-Request-Id`, which every reply writes itself; None if there are none.
+        """
         lines: list[bytes] = self._lines
         noted: Container[str] = self._said
         connection = self._said.get("connection")
         if connection is not None and connection.lower() not in (b"keep-alive", b"close"):
-            kept = {name.encode() for name, _ in self.transcoded_fields()}  # without those that `Connection` names
+            kept = {name.encode() for name, _ in transcoded_to_client(self.headers)}  # not what `Connection` names
             crossing = [(*_names[name], value) for name, value in self.raw_headers if name in kept]
             lines = [part for start, _, value in crossing if start for part in (start, value)]
             noted = {name for start, name, _ in crossing if start}

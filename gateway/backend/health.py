@@ -13,9 +13,9 @@ import logging
 import random
 
 from gateway import __version__
-from gateway.backend.connections import Connections
+from gateway.backend.connections import Connections, NoAnswerError
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
-from gateway.backend.questions import Asker, NoAnswerError
+from gateway.backend.questions import Asker
 from gateway.codec import Dialect
 from gateway.config import Health
 from gateway.errors import ErrorKind, GatewayError

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gateway.backend.arriving import LostError, NotHttpError
-from gateway.backend.connections import Connections, UnreachableError
+from gateway.backend.connections import Connections, NoAnswerError
 from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.backend.resolving import Names
 from gateway.codec import error_body
 from gateway.config.values import shortened
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind
 
 MAX_BODY_BYTES = 64 * 1024
 """How many bytes of an answer's body are read by default; also how many are looked at to recognize a server."""
@@ -110,15 +110,6 @@ class Answer(NamedTuple):
         return f"{self.status}: {words if len(words) <= MAX_WORDS else f'{words[:MAX_WORDS]}...'}"
 
 
-class NoAnswerError(GatewayError):
-    """A server gave no answer, or none in HTTP; the cause is the connection's error, if there is one."""
-
-    def __init__(self, kind: ErrorKind, message: str, why: str) -> None:
-        """*why* says the reason alone; *message* also names the server and the question."""
-        super().__init__(kind, message, sent=False)
-        self.why = why
-
-
 Get = Callable[[str], Awaitable[Answer]]
 """Asks for a path. Raises `NoAnswerError`; any other `GatewayError` says nothing about the server."""
 
@@ -126,13 +117,7 @@ Get = Callable[[str], Awaitable[Answer]]
 def own_connections(backend: str, connect_timeout_s: float) -> Connections:
     """Connections to any endpoint, for questions only; `close` must follow."""
     connections = Connections(backend, Names(backend, EndpointSet()))
-    connections.configure(
-        max_connections=1,
-        queue_length=0,
-        queue_timeout_s=0.0,
-        connect_timeout_s=connect_timeout_s,
-        keep_alive_s=0.0,
-    )
+    connections.configure(max_connections=1, connect_timeout_s=connect_timeout_s)
     return connections
 
 
@@ -183,8 +168,6 @@ class Asker:
         except TimeoutError:
             within = f"within {within_s:g} s"
             raise NoAnswerError(ErrorKind.TIMEOUT, f"{asked} {within}", f"no answer {within}") from None
-        except UnreachableError as error:
-            raise NoAnswerError(error.kind, error.message, error.reason) from error
         except LostError as error:
             why = str(error) or "the connection was closed before the answer was complete"
             raise NoAnswerError(ErrorKind.UPSTREAM_CLOSED, f"{asked}: {why}", why) from error

@@ -40,6 +40,8 @@ JITTER = 0.1
 AddressInfo = tuple[int, int, int, str, Any]
 """A result of `socket.getaddrinfo`: family, type, protocol, canonical name, socket address."""
 
+_parsed: Callable[[str], Any] = ipaddress.ip_address
+
 log = logging.getLogger("gateway")
 
 
@@ -293,10 +295,6 @@ def _stop(name: _Name) -> None:
 def _are_endpoints(addresses: tuple[str, ...]) -> bool:
     """Whether *addresses*, chosen by `usable_addresses`, are several servers."""
     return len(addresses) > 1 and len({_parsed(address).version for address in addresses}) == 1
-
-
-def _parsed(address: str) -> Any:
-    return ipaddress.ip_address(address)
 
 
 def _text(info: AddressInfo) -> str:

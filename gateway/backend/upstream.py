@@ -180,12 +180,7 @@ class Upstream:
             state.note_ejection(reason)
             log.warning(
                 "backend %r: %s is ejected for %g s: %d failures within %g s, the last: %s",
-                self.name,
-                state.url,
-                rules.for_s,
-                rules.failures,
-                rules.window_s,
-                reason,
+                *(self.name, state.url, rules.for_s, rules.failures, rules.window_s, reason),
             )
 
     def note_success(self, state: EndpointState, trial: Trial) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from gateway import __version__
 from gateway.backend import questions
+from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.questions import Answer, NoAnswerError, own_connections
+from gateway.backend.questions import Answer, own_connections
 from gateway.codec import HEADER_LENGTH
 from gateway.errors import ErrorKind
 from gateway.policy.crossing import BackendHeaders

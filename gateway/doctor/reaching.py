@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.first_look import BAD, SPEAKS_TLS, judge, resolved, speaks_tls, why_no_answer
-from gateway.backend.questions import Answer, NoAnswerError
+from gateway.backend.questions import Answer
 from gateway.backend.resolving import at_addresses
 from gateway.certificates import expiry_of
 from gateway.config import for_backend

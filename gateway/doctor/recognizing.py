@@ -10,12 +10,12 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
+from gateway.backend.connections import NoAnswerError
 from gateway.backend.questions import (
     MLFLOW,
     TENSORFLOW,
     V2,
     Answer,
-    NoAnswerError,
     Said,
     lists_openai_models,
     said_after,

@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from gateway.app import DataPlane, new_name
+from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.questions import Answer, NoAnswerError
+from gateway.backend.questions import Answer
 from gateway.client.fronts import has_grpc
 from gateway.config import parse
 from gateway.doctor.asking import Asker

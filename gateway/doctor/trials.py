@@ -19,7 +19,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.backend.questions import Answer, NoAnswerError
+from gateway.backend.connections import NoAnswerError
+from gateway.backend.questions import Answer
 from gateway.codec import DATATYPES, Kind
 from gateway.doctor.asking import Asker
 from gateway.doctor.report import Report

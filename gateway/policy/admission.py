@@ -68,12 +68,7 @@ class Admission:
 
     def admit(self, n_bytes: int) -> "Reservation | None":
         """Reserve *n_bytes* and a slot for a request whose body is complete; None if there is no room for both."""
-        is_sure = (  # a small request and a budget that is not full, as nearly always: decided without a call
-            n_bytes <= SMALL_BYTES
-            and self.reserved_bytes + self._unread_bytes + n_bytes <= self.max_bytes
-            and self.requests < self.max_requests
-        )
-        if not is_sure and not self.has_room(0, n_bytes, 1):
+        if not self.has_room(0, n_bytes, 1):
             return None
         self.requests += 1
         self.reserved_bytes += n_bytes

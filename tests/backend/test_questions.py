@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.questions import Answer, Asker, NoAnswerError, Said, ask_dialect, ask_v2, own_connections
+from gateway.backend.questions import Answer, Asker, Said, ask_dialect, ask_v2, own_connections
 from tests.conftest import Connection, Liar, Script, answering, lying
 
 JSON, TEXT, HTML = "application/json", "text/plain", "text/html"
