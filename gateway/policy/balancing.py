@@ -13,17 +13,12 @@ from gateway.policy.ejection import Ejection
 class Candidate(Protocol):
     """An endpoint, as far as the choice depends on it."""
 
-    @property
-    def in_flight(self) -> int:
-        """Attempts that have begun there and have not ended."""
-
-    @property
-    def is_up(self) -> bool:
-        """False if health probes have found the endpoint down."""
-
-    @property
-    def ejection(self) -> Ejection:
-        """Whether its failures have ejected the endpoint."""
+    in_flight: int
+    """Attempts that have begun there and have not ended."""
+    is_up: bool
+    """False if health probes have found the endpoint down."""
+    ejection: Ejection
+    """Whether its failures have ejected the endpoint."""
 
 
 E = TypeVar("E")
