@@ -5,6 +5,7 @@ here: which endpoint is tried, and whether another attempt follows (`calling`); 
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gateway.backend.arriving import ArrivingAnswer, LostError, NotHttpError
@@ -18,7 +19,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.headers import HeaderLines, Headers
 from gateway.pacing import Pacer
-from gateway.policy.crossing import Fields, transcoded_to_client
+from gateway.policy.crossing import Fields
 
 SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 """Methods that are sent again on a new connection even if the backend may have read the request."""
@@ -30,35 +31,32 @@ class StaleConnectionError(Exception):
     """A kept connection died before any byte of an answer, and the request may be sent once more."""
 
 
+@dataclass(eq=False)
 class Answer:
     """A backend's answer to one request. The answer owns the connection until it is given back or closed.
 
     `ask` and `begin` send the request and wait for the answer's head. Then one of the reading methods reads the body,
-    once. `_wire` is None as soon as the connection is not the answer's any more.
+    once.
     """
 
-    status = 0
+    _request: BackendRequest
+    _connections: Connections
+    _wire: Wire | None
+    """One of the connections, taken for the attempt with a slot; None as soon as it is not the answer's any more."""
+    _deadlines: Deadlines
+    _attempt: Attempt
+    status: int = 0
     """The status; 0 until a head without defects has come."""
-    reason: str
+    reason: str = field(init=False)
     """The reason phrase after the status, in printable ASCII."""
     sending: Sending | None = None
     """The request's body, if it is a stream that was opened."""
-    is_read = False
+    is_read: bool = False
     """Whether the body was read to its end."""
-    _arriving: ArrivingAnswer
-    _head: AnswerHead
+    _arriving: ArrivingAnswer = field(init=False)
+    _head: AnswerHead = field(init=False)
     _limit: tuple[int, str] | None = None  # the most bytes of the body, and the limit's name in messages
     _pacer: Pacer | None = None  # set when a part of the body was read
-
-    def __init__(
-        self, request: BackendRequest, connections: Connections, wire: Wire, deadlines: Deadlines, attempt: Attempt
-    ) -> None:
-        """*wire* is one of *connections*; it was taken for this *attempt*, together with a slot."""
-        self._request = request
-        self._connections = connections
-        self._wire: Wire | None = wire
-        self._deadlines = deadlines
-        self._attempt = attempt
 
     # The request, and the answer's head
 
@@ -114,12 +112,8 @@ class Answer:
         """The header fields."""
         return self._head.headers
 
-    def transcoded_headers(self) -> Fields:
-        """The header fields for the client if the gateway makes the body anew; a new list."""
-        return transcoded_to_client(self._head.headers)
-
     def transcoded_lines(self) -> HeaderLines | Fields:
-        """The fields of `transcoded_headers` as lines of a head; an empty list if there are none."""
+        """The fields for the client if the gateway makes the body anew, as lines of a head; empty if there are none."""
         return self._head.transcoded_lines() or []
 
     @property

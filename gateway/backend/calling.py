@@ -50,20 +50,20 @@ class Call(Generic[T]):
     _answer: Answer | None = None
     _has_failed: bool = False  # by the endpoint's fault
 
-    async def run(self, is_settled: Callable[[], bool], now_s: float) -> T:
-        """Make attempts from *now_s* on, until one succeeds or no other may follow. Raises `GatewayError`."""
+    async def run(self, is_settled: Callable[[], bool]) -> T:
+        """Make attempts until one succeeds or no other may follow. Raises `GatewayError`."""
         upstream = self._upstream
         number = 1
         try:
             while True:
+                now_s = upstream.deadlines.loop.time()
                 try:
                     if self.request.is_passed and not upstream.speaking.may_get_binary(upstream.pick(self, now_s)):
                         await self._change_form()
-                        now_s = asyncio.get_running_loop().time()
+                        now_s = upstream.deadlines.loop.time()
                     return await self._attempt(now_s)
                 except _NotBinaryError:
                     self._attempts.pop()  # this attempt has waited in vain, and sent nothing
-                    now_s = asyncio.get_running_loop().time()
                     continue
                 except GatewayError as error:
                     delay_s = None if is_settled() else self._delay_before_next(number, error)
@@ -75,7 +75,6 @@ class Call(Generic[T]):
                 self._has_failed = False
                 if delay_s:
                     await asyncio.sleep(delay_s)
-                now_s = asyncio.get_running_loop().time()
         finally:
             if self._has_slot:
                 upstream.connections.release_slot()

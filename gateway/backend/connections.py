@@ -167,8 +167,7 @@ class Connections:
     def release_slot(self) -> None:
         """Give up a slot; the request that has waited longest gets it."""
         self._in_use -= 1
-        if self._waiters:
-            self._admit_waiters()
+        self._admit_waiters()
 
     def _admit_waiters(self) -> None:
         while self._waiters and self._in_use < self._max_connections:
@@ -178,13 +177,9 @@ class Connections:
                 waiter.set_result(None)
 
     def _overloaded(self, reason: str) -> GatewayError:
-        return GatewayError(
-            ErrorKind.OVERLOADED,
-            f"backend {self.backend!r}: all {self._max_connections} connections (max_connections) are in use, "
-            + reason,
-            headers=[("Retry-After", "1")],
-            sent=False,
-        )
+        in_use = f"all {self._max_connections} connections (max_connections) are in use"
+        words = f"backend {self.backend!r}: {in_use}, {reason}"
+        return GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False)
 
     def take_idle(self, endpoint: Endpoint, now_s: float) -> Wire | None:
         """A kept connection to *endpoint* for the holder of a slot, which goes with it; None if there is none.
@@ -260,13 +255,9 @@ class Connections:
 
     def _close_longest_idle(self) -> None:
         """Close the connection that was idle longest, if any is idle, to make room for a new one."""
-        longest = min(
-            (pool.idle for pool in self._pools.values() if pool.idle),
-            key=lambda idle: idle[0].idle_since,
-            default=None,
-        )
-        if longest is not None:
-            longest.popleft().abort()
+        idles = [pool.idle for pool in self._pools.values() if pool.idle]
+        if idles:
+            min(idles, key=lambda idle: idle[0].idle_since).popleft().abort()
 
     def give_back(self, wire: Wire) -> None:
         """Give back a connection and its slot: it is kept if it can carry another request, else closed."""
@@ -279,9 +270,7 @@ class Connections:
                 self._sweeper = asyncio.get_running_loop().call_later(self._keep_alive_s, self._sweep)
         else:
             self.drop(wire)
-        self._in_use -= 1
-        if self._waiters:
-            self._admit_waiters()
+        self.release_slot()
 
     def drop(self, wire: Wire) -> None:
         """Close a taken connection at once. The slot stays the holder's, to be used again or released."""

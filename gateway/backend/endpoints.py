@@ -52,14 +52,13 @@ class Endpoint:
         port = parts.port or _DEFAULT_PORTS[parts.scheme]
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         authority = host if port == _DEFAULT_PORTS[parts.scheme] else f"{host}:{port}"
-        is_tls = parts.scheme == "https"
         return cls(
             f"{parts.scheme}://{authority}",
             parts.hostname,
             port,
             authority,
             parts.path.rstrip("/"),
-            tls if is_tls else None,
+            tls if parts.scheme == "https" else None,
             (parts.hostname,) if is_address(parts.hostname) else (),
         )
 

@@ -58,9 +58,8 @@ class Upstream:
         if uses_tls(settings.endpoints):
             self.tls = TlsContext.following(before.tls if before else None, f"backends.{plan.name}.tls", settings.tls)
         timeouts, retry, eject = settings.timeouts, settings.retry, settings.eject
-        self.deadlines = DeadlineWatch(
-            {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
-        )
+        limits_s = {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
+        self.deadlines = DeadlineWatch(limits_s)
         self.retry = RetryPolicy(retry.attempts, retry.budget, retry.resend_after_sent, plan.workers)
         self.ejection_rules = EjectionRules(eject.failures, eject.window, eject.for_, eject.panic_below)
         self._plan = plan
@@ -146,7 +145,7 @@ class Upstream:
         self._turn += 1
         if total_at is None:
             total_at = now_s + self.deadlines.limits_s["total"]
-        return Call(self, request, attempts, read, transcode, total_at, sticky_key, self._turn).run(is_settled, now_s)
+        return Call(self, request, attempts, read, transcode, total_at, sticky_key, self._turn).run(is_settled)
 
     def pick(self, call: Call[Any], now_s: float) -> EndpointState:
         """The endpoint for the next attempt of *call*.

@@ -179,8 +179,6 @@ class Match(msgspec.Struct):
 class _Route:
     """A rule, with its patterns compiled."""
 
-    __slots__ = ("_host", "_inside", "_models", "_n_before", "_port", "destination", "kept", "prefix", "rule")
-
     def __init__(self, rule: RouteRule, stickies: Mapping[str, str]) -> None:
         self.rule = rule
         weights = rule.split if rule.split is not None else dict.fromkeys(rule.backends, 1)

@@ -14,8 +14,6 @@ _SCORE_BITS = 52
 
 def pick_sticky(key: str, names: Sequence[str]) -> int:
     """The index of the name that *key* belongs to; *names* is not empty, and its order does not matter."""
-    if len(names) == 1:
-        return 0
     return max(range(len(names)), key=lambda index: (_score(key, names[index]), names[index]))
 
 

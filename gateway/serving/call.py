@@ -28,7 +28,7 @@ from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
 from gateway.plan import BackendPlan, Plan
 from gateway.policy.admission import Admission
-from gateway.policy.crossing import Fields
+from gateway.policy.crossing import Fields, transcoded_to_client
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match
 from gateway.policy.trace_context import Trace
@@ -290,7 +290,7 @@ class Call:
             own_words=words_in(text),
             hint=hint,
         )
-        headers = answer.transcoded_headers()
+        headers = transcoded_to_client(answer.headers)
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
 
 
