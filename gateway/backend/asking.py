@@ -6,6 +6,7 @@ Not here: connections, and reading the answer (`attempt`).
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -96,19 +97,18 @@ class BackendRequest(msgspec.Struct, frozen=True):
         return data + whole if whole else data
 
 
+@dataclass(eq=False)
 class Sending:
     """A streamed body while it is sent. The stream reports its progress here, so that the right timeout runs."""
 
+    _deadlines: Deadlines
+    _attempt: Attempt
     error: GatewayError | None = None
     """Why the body cannot be sent to its end."""
-    is_sent = False
-    is_answered = False
+    is_sent: bool = False
+    is_answered: bool = False
     """Whether the answer has begun, maybe before the body was sent: then reading the answer sets the timeouts."""
-
-    def __init__(self, deadlines: Deadlines, attempt: Attempt) -> None:
-        self._deadlines = deadlines
-        self._attempt = attempt
-        self._task: asyncio.Task[None] | None = None
+    _task: asyncio.Task[None] | None = None
 
     def piece(self, n_bytes: int) -> None:
         """Count *n_bytes* that are handed to the connection now: the backend has `timeouts.idle` to take them."""

@@ -232,9 +232,8 @@ class Connections:
                     wire.tls = await tls.connect(sock, wire, endpoint.tls, endpoint.name, wire.socket_closes)
         except TimeoutError:
             self._names.look_up_soon(endpoint)
-            limit = f"{self._connect_timeout_s:g} s (timeouts.connect)"
-            reason = f"no connection within {limit}{self._names.waiting_for(endpoint)}"
-            raise self._unreachable(endpoint, reason) from None
+            why = f"no connection within {self._connect_timeout_s:g} s (timeouts.connect)"
+            raise self._unreachable(endpoint, f"{why}{self._names.waiting_for(endpoint)}") from None
         except UnknownHostError as error:
             raise self._unreachable(endpoint, str(error)) from None
         except OSError as error:

@@ -37,8 +37,8 @@ log = logging.getLogger("gateway")
 class HealthProbes:
     """The probes of one backend's endpoints. They outlive the plans that name the backend."""
 
-    def __init__(self, backend: str, endpoints: EndpointSet) -> None:
-        """Nothing is probed before `start`."""
+    def __init__(self, backend: str, endpoints: EndpointSet, connections: Connections) -> None:
+        """Nothing is probed before `start`; each probe has a new connection of *connections*."""
         self._backend = backend
         self._endpoints = endpoints
         self._settings: Health | None = None
@@ -47,26 +47,19 @@ class HealthProbes:
         self._dialect: Dialect | None = None
         """The dialect that judges the answers; None: they are judged by their status."""
         self._fields: Fields = []
-        self._connections: Connections | None = None
+        self._connections = connections
         self._conditions: dict[EndpointState, Condition] = {}
         self._tasks: dict[EndpointState, asyncio.Task[None]] = {}
         self._ended: set[asyncio.Task[None]] = set()
 
-    def start(
-        self,
-        settings: Health | None,
-        headers: BackendHeaders,
-        connections: Connections,
-        dialect: Dialect | None = None,
-    ) -> None:
-        """Probe by *settings*, over new connections of *connections*. Without settings all endpoints count as up.
+    def start(self, settings: Health | None, headers: BackendHeaders, dialect: Dialect | None = None) -> None:
+        """Probe by *settings*. Without settings all endpoints count as up.
 
         If the settings have no path, the *dialect* (None: V2) names the path and judges the answers. May be called
         again with other settings: the endpoints' conditions are kept.
         """
         self.stop()
         self._settings = settings
-        self._connections = connections
         if settings is None:
             for state, condition in self._conditions.items():
                 if not condition.is_up:
@@ -158,7 +151,6 @@ class HealthProbes:
 
     async def _probe(self, endpoint: Endpoint, settings: Health) -> tuple[Finding, str]:
         """Probe once: the finding and its reason. Raises `GatewayError` if this machine cannot open a connection."""
-        assert self._connections is not None
         try:
             answer = await Asker(self._connections, endpoint, self._fields, within_s=settings.timeout).get(self._path)
         except NoAnswerError as error:

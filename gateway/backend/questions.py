@@ -121,27 +121,19 @@ def own_connections(backend: str, connect_timeout_s: float) -> Connections:
     return connections
 
 
+@dataclass
 class Asker:
     """Asks one endpoint, each question over a connection of its own."""
 
-    def __init__(
-        self,
-        connections: Connections,
-        endpoint: Endpoint,
-        fields: Sequence[tuple[str, str]],
-        *,
-        within_s: float | None = None,
-        max_bytes: int = MAX_BODY_BYTES,
-    ) -> None:
-        """*fields* are sent with each question; at most *max_bytes* of each answer's body are read.
-
-        *within_s* is how long an answer may take; None: without limit. *connections* opens the connections.
-        """
-        self.endpoint = endpoint
-        self._connections = connections
-        self._fields = [("Host", endpoint.authority), *fields, ("Connection", "close")]
-        self._within_s = within_s
-        self._max_bytes = max_bytes
+    connections: Connections
+    """Opens the connections."""
+    endpoint: Endpoint
+    fields: Sequence[tuple[str, str]]
+    """The fields that are sent with each question."""
+    within_s: float | None = None
+    """How long an answer may take; None: without limit."""
+    max_bytes: int = MAX_BODY_BYTES
+    """How many bytes of each answer's body are read at most."""
 
     async def get(self, path: str) -> Answer:
         """Ask with `GET`, see `ask`."""
@@ -161,7 +153,7 @@ class Asker:
         nothing about the server.
         """
         asked = f"{self.endpoint.url}: no answer to {method} {path}"
-        within_s = within_s or self._within_s
+        within_s = within_s or self.within_s
         try:
             async with asyncio.timeout(within_s):
                 return await self._ask(method, path, body, fields)
@@ -177,9 +169,10 @@ class Asker:
 
     async def _ask(self, method: str, path: str, body: bytes, fields: Sequence[tuple[str, str]]) -> Answer:
         lines = [f"{method} {self.endpoint.base_path}{path} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in (*self._fields, *fields)]
+        own = ("Host", self.endpoint.authority), *self.fields, ("Connection", "close")
+        lines += [f"{name}: {value}" for name, value in (*own, *fields)]
         clock = asyncio.get_running_loop()
-        wire = await self._connections.connect(self.endpoint)
+        wire = await self.connections.connect(self.endpoint)
         certificate = (wire.transport and wire.transport.get_extra_info("peercert")) or {}
         began_s = clock.time()
         try:
@@ -187,7 +180,7 @@ class Asker:
             wire.send_first("\r\n".join([*lines, "", ""]).encode() + body)
             head = await answer.read_head()
             received = bytearray()
-            while len(received) < self._max_bytes and (chunk := await answer.read_body()):
+            while len(received) < self.max_bytes and (chunk := await answer.read_body()):
                 received += chunk
         except LostError:
             tls = self.endpoint.tls

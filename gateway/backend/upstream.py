@@ -35,10 +35,6 @@ T = TypeVar("T")
 log = logging.getLogger("gateway")
 
 
-def _never() -> bool:
-    return False
-
-
 class Upstream:
     """One backend at run time, by one plan: its endpoints and its connections.
 
@@ -65,12 +61,13 @@ class Upstream:
         self._plan = plan
         self._balance = least_in_flight if settings.balance == "least_in_flight" else round_robin
         self._turn = 0
-        self.endpoints: EndpointSet = EndpointSet() if before is None else before.endpoints
-        self.names: Names = Names(plan.name, self.endpoints) if before is None else before.names
-        self.probes: HealthProbes = HealthProbes(plan.name, self.endpoints) if before is None else before.probes
-        self.connections: Connections = Connections(plan.name, self.names) if before is None else before.connections
-        self.recent_calls: RecentCalls = RecentCalls() if before is None else before.recent_calls
-        self.speaking: Speaking = Speaking(plan.name, self.endpoints) if before is None else before.speaking
+        self.endpoints: EndpointSet = before.endpoints if before else EndpointSet()
+        self.names: Names = before.names if before else Names(plan.name, self.endpoints)
+        self.connections: Connections = before.connections if before else Connections(plan.name, self.names)
+        probes = before.probes if before else HealthProbes(plan.name, self.endpoints, self.connections)
+        self.probes: HealthProbes = probes
+        self.recent_calls: RecentCalls = before.recent_calls if before else RecentCalls()
+        self.speaking: Speaking = before.speaking if before else Speaking(plan.name, self.endpoints)
         self.configured = configured(settings.dialect, settings.binary)
         """What the backend speaks by its configuration; None if endpoints have to be asked."""
         if before is None:
@@ -101,7 +98,7 @@ class Upstream:
         """Take over from the previous `Upstream`, and start looking up names and probing."""
         self._take_over()
         settings, headers = self._plan.settings, self._plan.headers
-        self.probes.start(settings.health, headers, self.connections, DIALECTS.get(settings.dialect))
+        self.probes.start(settings.health, headers, DIALECTS.get(settings.dialect))
         await self.names.start()
 
     def retire(self) -> None:
@@ -128,7 +125,7 @@ class Upstream:
         transcode: Transcode[T] | None = None,
         total_at: float | None = None,
         sticky_key: str | None = None,
-        is_settled: Callable[[], bool] = _never,
+        is_settled: Callable[[], bool] = bool,
     ) -> Coroutine[Any, Any, T]:
         """Send *request*, let *read* read the answer, and return its result. Raises `GatewayError`.
 
