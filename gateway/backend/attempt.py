@@ -133,9 +133,8 @@ class Answer:
         """Raise `GatewayError` if the body is compressed, although the gateway has asked for `identity`."""
         encoding = self._head.encoding
         if encoding and encoding.lower() != b"identity":
-            words = (
-                f"the answer has Content-Encoding {encoding.decode()[:64]!r}, although the gateway asked for identity"
-            )
+            coding = encoding.decode()[:64]
+            words = f"the answer has Content-Encoding {coding!r}, although the gateway asked for identity"
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
 
     # The body

@@ -85,7 +85,8 @@ class Call(Generic[T]):
         Raises `GatewayError` if another attempt would be allowed, but the rest of the body cannot be transcoded.
         """
         upstream = self._upstream
-        is_body_lost = self._has_begun_body() and not self.request.body.can_be_repeated
+        has_begun_body = self._answer is not None and self._answer.sending is not None
+        is_body_lost = has_begun_body and not self.request.body.can_be_repeated
         # if the client's upload was late, the endpoint may have closed the connection for that reason
         if not (self._has_failed or (is_body_lost and error.kind is ErrorKind.UPSTREAM_CLOSED)):
             return None
@@ -102,9 +103,8 @@ class Call(Generic[T]):
             return None
         if is_body_lost:
             if self.request.is_passed and not upstream.speaking.may_get_binary(next_):
-                raise self._not_binary(
-                    "part of this upload is gone already, so it cannot be turned into JSON"
-                ) from error
+                why = "part of this upload is gone already, so it cannot be turned into JSON"
+                raise self._not_binary(why) from error
             return None
         upstream.recent_calls.count_retry(now_s)
         return delay_s
@@ -239,10 +239,6 @@ class Call(Generic[T]):
         if self._answer is not None and self._answer.abandon():
             self._has_slot = True
         self._last.seconds = self._upstream.deadlines.loop.time() - self._last.started_s
-
-    def _has_begun_body(self) -> bool:
-        """Whether the streamed body was opened; if it cannot be repeated, it is lost then."""
-        return self._answer is not None and self._answer.sending is not None
 
     def _is_upload_late(self, error: GatewayError, deadlines: Deadlines) -> bool:
         """Whether the server may have closed because the client's upload was late, which is not its failure."""

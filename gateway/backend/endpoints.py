@@ -52,15 +52,10 @@ class Endpoint:
         port = parts.port or _DEFAULT_PORTS[parts.scheme]
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         authority = host if port == _DEFAULT_PORTS[parts.scheme] else f"{host}:{port}"
-        return cls(
-            f"{parts.scheme}://{authority}",
-            parts.hostname,
-            port,
-            authority,
-            parts.path.rstrip("/"),
-            tls if parts.scheme == "https" else None,
-            (parts.hostname,) if is_address(parts.hostname) else (),
-        )
+        url, base_path = f"{parts.scheme}://{authority}", parts.path.rstrip("/")
+        used_tls = tls if parts.scheme == "https" else None
+        addresses = (parts.hostname,) if is_address(parts.hostname) else ()
+        return cls(url, parts.hostname, port, authority, base_path, used_tls, addresses)
 
     @property
     def state_keys(self) -> tuple[tuple[bool, str, int, str, str], ...]:

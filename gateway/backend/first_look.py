@@ -331,19 +331,15 @@ def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding |
     if answer.status == 404 and b"/-/live" in answer.body:
         return _bad("this is the admin listener of a tensor-gateway: name the inference server")
     if answer.status == 404 and answer.is_of_torchserve:
-        return Finding(
-            GOOD,
-            "TorchServe answers; it has no metadata of the V2 protocol, and reads its inferences with "
-            "service_envelope=kservev2",
-        )
+        reads = "reads its inferences with service_envelope=kservev2"
+        return Finding(GOOD, f"TorchServe answers; it has no metadata of the V2 protocol, and {reads}")
     if 300 <= answer.status < 400:
         location = answer.headers.get("location")
         target = f" to {shortened(location)}" if location else ""
         return _bad(f"{says} a redirect{target}, which the gateway does not follow: name the place that it leads to")
     if answer.status >= 500:
-        return _bad(
-            f"{says} {answer.status_line}: is it still starting, or is this a proxy without a server behind it?"
-        )
+        why = "is it still starting, or is this a proxy without a server behind it?"
+        return _bad(f"{says} {answer.status_line}: {why}")
     return _judge_metadata(answer, says, binary) if answer.status == 200 else None
 
 
@@ -352,16 +348,12 @@ def _judge_metadata(answer: Answer, says: str, binary: str) -> Finding:
         return _bad(f"{says} an HTML page: this is a web site, or a server's page for people")
     said = said_of_v2(answer)
     if not said.dialect:
-        return _bad(
-            f"{says} something else than a server's metadata: not a server of the V2 (Open Inference) protocol?"
-        )
+        why = "not a server of the V2 (Open Inference) protocol?"
+        return _bad(f"{says} something else than a server's metadata: {why}")
     named = said.title or "a server without a name"
     if not said.is_binary:
         also = f", and does not say {EXTENSION}: it gets JSON" if binary == AUTO else ""
         return Finding(GOOD, f"{named} answers{also}")
     meant = "with `binary: auto` its inferences would pass" if binary == NEVER else "its inferences pass"
-    return Finding(
-        GOOD,
-        f"{named} answers, and says that it speaks the binary extension itself ({EXTENSION}): {meant} through as they "
-        "come",
-    )
+    says = f"says that it speaks the binary extension itself ({EXTENSION})"
+    return Finding(GOOD, f"{named} answers, and {says}: {meant} through as they come")

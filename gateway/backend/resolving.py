@@ -92,8 +92,7 @@ class Names:
         for host in self._names.keys() - hosts.keys():
             _stop(self._names.pop(host))
         for host in hosts:
-            name = self._names.setdefault(host, _Name(host))
-            self._schedule(name)
+            self._schedule(self._names.setdefault(host, _Name(host)))
         self._replace()
 
     async def start(self) -> None:
@@ -257,11 +256,8 @@ def with_own_labels(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
     """
     labelled: dict[str, Endpoint] = {}
     for endpoint in dict.fromkeys(endpoints):
-        labels = (
-            endpoint.url,
-            endpoint.url + endpoint.base_path,
-            f"{endpoint.url}{endpoint.base_path} ({endpoint.authority})",
-        )
+        with_path = endpoint.url + endpoint.base_path
+        labels = endpoint.url, with_path, f"{with_path} ({endpoint.authority})"
         label = next((label for label in labels if label not in labelled), labels[-1])
         labelled[label] = replace(endpoint, url=label)
     return list(labelled.values())

@@ -72,9 +72,8 @@ class RetryPolicy:
 
     def is_within_budget(self, n_calls: int, n_retries: int) -> bool:
         """Whether one more retry is allowed after *n_calls* and *n_retries* in the last `BUDGET_S` seconds."""
-        if not self.budget:
-            return False
-        return n_retries < max(self.budget * n_calls, RETRIES_PER_S * BUDGET_S / self.workers)
+        allowed = max(self.budget * n_calls, RETRIES_PER_S * BUDGET_S / self.workers)
+        return self.budget > 0 and n_retries < allowed
 
     def delay_before_next(
         self, attempt: int, *, sent: bool, has_other: bool, remaining_s: float, jitter: float

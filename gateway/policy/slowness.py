@@ -20,9 +20,8 @@ def find_slowness(n_bytes: int, waited_s: float, silent_s: float, limit_s: float
     if silent_s >= limit_s:
         return f"nothing for {limit_s:g} s"
     if n_bytes < MIN_BYTES_PER_S * (waited_s - limit_s):
-        return (
-            f"{n_bytes} bytes in {waited_s:.1f} s, less than {MIN_BYTES_PER_S} a second after the first {limit_s:g} s"
-        )
+        least = f"{MIN_BYTES_PER_S} a second after the first {limit_s:g} s"
+        return f"{n_bytes} bytes in {waited_s:.1f} s, less than {least}"
     return None
 
 
