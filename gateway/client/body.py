@@ -256,7 +256,7 @@ class ClientBody:
 
     async def _read_growing(self) -> memoryview:
         grown = bytearray()
-        async for chunk in self._limited_chunks():
+        async for chunk in self.limited_chunks():
             await self._take(len(chunk), 0)
             grown += chunk
         return memoryview(grown)
@@ -273,7 +273,7 @@ class ClientBody:
         inflater = Inflater(coding, self._max_bytes)
         grown = bytearray()
         try:
-            async for chunk in self._limited_chunks():
+            async for chunk in self.limited_chunks():
                 pieces = inflater.feed(chunk)
                 while (piece := await self._pacer.next(pieces)) is not None:
                     await self._take(len(piece), 0)
@@ -285,8 +285,8 @@ class ClientBody:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, str(error)) from error
         return memoryview(grown)
 
-    async def _limited_chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, on the wire no longer than `limits.request_body`."""
+    async def limited_chunks(self) -> AsyncIterator[bytes]:
+        """As `chunks`, but no more than `limits.request_body`. Raises `GatewayError` for more."""
         async for chunk in self.chunks():
             self.check_length()
             yield chunk

@@ -10,7 +10,6 @@ Not here: whether a server reads the extension (`backend.speaking`).
 
 import re
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read
@@ -62,18 +61,17 @@ async def pass_through(
         body = await call.body.read()
     _check_header_length(header_length, length if body is None else len(body))
     held: list[memoryview] = []
+    first = b""
     if body is None:
-        check = call.body.check_length
-        check()
-        first = await begin_upload(call, backend, check)
-        sent = streamed(call, first, check)
-        whole = partial(_read_all, call, backend, first)
+        call.body.check_length()
+        first = await begin_upload(call, backend)
+        call.body.check_length()
+        sent = await streamed(call, first, call.body.limited_chunks)
     else:
         if is_missing:
             header_length = await _find_header_length(call, body)
         held = [body, *(framing.blobs or ())]
         sent = Body.of(*held)
-        whole = partial(_once_read, body)
     exchange.client_format = exchange.upstream_format = Format.JSON if header_length is None else Format.BINARY
     fields = _fields(call, backend, header_length, _REPLACED_INFLATED if is_coded else _REPLACED)
 
@@ -84,15 +82,11 @@ async def pass_through(
         await _pass_back(call, answer, framing)
 
     async def in_json() -> tuple[BackendRequest, Read[Answered | None]]:
-        return await transcode(await whole())
+        return await transcode(await _read_all(call, backend, first) if body is None else body)
 
     call.begin_total(backend)
     asked = call.asked(upstream, call.with_own(fields), sent, is_passed=True)
     return await call.send(upstream, asked, read, in_json)
-
-
-async def _once_read(body: memoryview) -> memoryview:
-    return body
 
 
 def _check_header_length(header_length: int | None, n_bytes: int | None) -> None:
@@ -207,8 +201,7 @@ async def _read_all(call: Call, backend: BackendPlan, first: bytes) -> memoryvie
     whole = bytearray(first)
 
     async def read() -> None:
-        async for chunk in body.chunks():
-            body.check_length()
+        async for chunk in body.limited_chunks():
             body.reserve(len(chunk))
             whole.extend(chunk)
 

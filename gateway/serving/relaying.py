@@ -30,7 +30,7 @@ async def relay(call: Call, upstream: Upstream, backend: BackendPlan) -> None:
     request = call.request
     body = Body() if request.content_length is None else Body(whole=b"")
     if request.has_body:
-        body = await upload(call, backend)
+        body = await streamed(call, await begin_upload(call, backend), call.body.chunks)
     elif request.method not in ("GET", "HEAD"):
         await call.body.admit(0)
     match, wanted = call.match, backend.headers
@@ -130,43 +130,35 @@ async def _stream_renamed(call: Call, answer: Answer, replacer: MemberReplacer) 
     await call.reply.end()
 
 
-def _any_length() -> None:
-    pass
+async def begin_upload(call: Call, backend: BackendPlan) -> bytes:
+    """Read the beginning of the body: `UPLOAD_BYTES`, or all of it if it is shorter. Raises `GatewayError`.
 
-
-async def upload(call: Call, backend: BackendPlan, check: Callable[[], None] = _any_length) -> Body:
-    """The client's body as a stream; or whole, if it is small, so that it can be sent again over another connection.
-
-    The body's beginning is awaited here, so that a client that sends nothing holds no slot and no connection of a
-    backend. *check* is called after each part that has come, and may raise `GatewayError`.
+    It is awaited before the request is sent, so that a client that sends nothing holds no slot and no connection of a
+    backend.
     """
-    return streamed(call, await begin_upload(call, backend, check), check)
-
-
-async def begin_upload(call: Call, backend: BackendPlan, check: Callable[[], None]) -> bytes:
-    """Read the beginning of the body: `UPLOAD_BYTES`, or all of it if it is shorter. Raises `GatewayError`."""
     body = call.body
     length = call.request.content_length
     await body.admit(UPLOAD_BYTES if length is None else min(length, UPLOAD_BYTES))
     body.invite()
     first: bytes = await call.within_total(backend, body.read_first(UPLOAD_BYTES), is_clients=True)
-    check()
-    await body.take_slot()
     return first
 
 
-def streamed(call: Call, first: bytes, check: Callable[[], None]) -> Body:
-    """A stream of the client's body that begins with *first*, the part that was read."""
-    body = call.body
-    if body.at_end:
+async def streamed(call: Call, first: bytes, rest: Callable[[], AsyncIterator[bytes]]) -> Body:
+    """The client's body as a stream of *first*, the part that was read, and the *rest* as it arrives.
+
+    A body that was read to its end is whole instead, so that it can be sent again over another connection.
+    Takes a slot first. Raises `GatewayError` without one.
+    """
+    await call.body.take_slot()
+    if call.body.at_end:
         return Body(whole=first)
 
     async def pieces(sending: Sending) -> AsyncIterator[bytes]:
         sending.piece(len(first))
         yield first
         sending.paused()
-        async for chunk in body.chunks():
-            check()
+        async for chunk in rest():
             sending.piece(len(chunk))
             yield chunk
             sending.paused()
