@@ -231,17 +231,12 @@ class ClientBody:
         if self._reservation is None:
             await self.admit(length or 0)
         self.invite()
-        if self._coding is not None:
-            body = await self._read_inflated(self._coding)
-        elif length is None:
-            body = await self._read_growing()
-        else:
-            body = await self._read_plain(length)
+        body = await (self._read_growing(self._coding) if length is None else self._read_sized(length))
         self._end_upload()
         await self.take_slot()
         return body
 
-    async def _read_plain(self, length: int) -> memoryview:
+    async def _read_sized(self, length: int) -> memoryview:
         # np.empty does not touch the pages before they are filled; bytearray(n) would clear all of them at once
         buffer: memoryview = np.empty(length, np.uint8).data
         received = 0
@@ -254,13 +249,6 @@ class ClientBody:
             )
         return buffer
 
-    async def _read_growing(self) -> memoryview:
-        grown = bytearray()
-        async for chunk in self.limited_chunks():
-            await self._take(len(chunk), 0)
-            grown += chunk
-        return memoryview(grown)
-
     def _parse_coding(self) -> Coding | None:
         """The coding of the body. Raises `GatewayError` for one that is not supported (protocol 7)."""
         try:
@@ -269,16 +257,18 @@ class ClientBody:
             accepted = [("Accept-Encoding", "gzip, deflate")]
             raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, str(error), headers=accepted) from error
 
-    async def _read_inflated(self, coding: Coding) -> memoryview:
-        inflater = Inflater(coding, self._max_bytes)
+    async def _read_growing(self, coding: Coding | None) -> memoryview:
+        """Read a body whose length is not known, and inflate it if it has a *coding*."""
+        inflater = None if coding is None else Inflater(coding, self._max_bytes)
         grown = bytearray()
         try:
             async for chunk in self.limited_chunks():
-                pieces = inflater.feed(chunk)
+                pieces = iter((chunk,)) if inflater is None else inflater.feed(chunk)
                 while (piece := await self._pacer.next(pieces)) is not None:
                     await self._take(len(piece), 0)
                     grown += piece
-            inflater.finish()
+            if inflater is not None:
+                inflater.finish()
         except TooLargeError as error:
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, f"{error} (limits.request_body)") from error
         except CodecError as error:

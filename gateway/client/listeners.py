@@ -7,8 +7,8 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from gateway import tls
 from gateway.certificates import TlsContext
@@ -112,17 +112,17 @@ class ClientListener:
             except OSError as error:  # mostly: out of descriptors
                 self._pause(error)
                 return
-            if not self._server.admit():
+            connection = self._server.admit(self._kind)
+            if connection is None:
                 client.close()
                 continue
             client.setblocking(False)
-            task = asyncio.get_running_loop().create_task(self._open(client))
+            task = asyncio.get_running_loop().create_task(self._open(client, connection))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
-    async def _open(self, client: socket.socket) -> None:
-        """Give an accepted connection to the server."""
-        connection = self._server.new_connection(self._kind)
+    async def _open(self, client: socket.socket, connection: Connection) -> None:
+        """Open *connection* on the accepted socket *client*."""
         try:
             if self.tls is None:
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
@@ -169,23 +169,28 @@ async def bind(address: Address, *, is_shared: bool = False) -> socket.socket:
     The socket listens already, so that no other process can take the port; except if it is shared, or if the kernel
     has chosen a free port. Raises `OSError` that names the address.
     """
-    with _naming(address):
-        if address.is_unix:
-            return _bind_unix(address.path)
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        infos = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        infos = [info for info in infos if info[0] == family] or infos
-        bound = socket.socket(*infos[0][:3])  # asyncio sets TCP_NODELAY only where the protocol is named
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if is_shared:
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            bound.bind(infos[0][4])
-            if address.port and not is_shared:
-                bound.listen(BACKLOG)
-        except OSError:
-            bound.close()
-            raise
+    try:
+        return _bind_unix(address.path) if address.is_unix else await _bind_tcp(address, is_shared=is_shared)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(error.errno, f"cannot listen on {address}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+async def _bind_tcp(address: Address, *, is_shared: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    infos = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    infos = [info for info in infos if info[0] == family] or infos
+    bound = socket.socket(*infos[0][:3])  # asyncio sets TCP_NODELAY only where the protocol is named
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(infos[0][4])
+        if address.port and not is_shared:
+            bound.listen(BACKLOG)
+    except OSError:
+        bound.close()
+        raise
     return bound
 
 
@@ -222,16 +227,6 @@ def release(bound: socket.socket) -> None:
             if (found.st_dev, found.st_ino) == bound.file:  # not that of another gateway
                 os.unlink(bound.path)
     bound.close()
-
-
-@contextmanager
-def _naming(address: Address) -> Iterator[None]:
-    """Make an `OSError` name *address*."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(error.errno, f"cannot listen on {address}: {reason[:1].lower()}{reason[1:]}") from None
 
 
 def _bind_unix(path: str) -> _UnixSocket:

@@ -54,8 +54,6 @@ class Server:
         self.limits = limits
         """The current limits. A reload replaces them as a whole, also for open connections."""
         self.loop = asyncio.get_running_loop()
-        self.open_connections = 0
-        """How many connections of clients are open or being opened."""
         self.refused_connections = 0
         """Connections that were closed as soon as they were accepted, since the start."""
         self.slow_connections = dict.fromkeys(("header_timeout", "body_timeout", "client_idle"), 0)
@@ -72,11 +70,20 @@ class Server:
         """The open connections."""
         return list(self._open)
 
-    def admit(self) -> bool:
-        """Take a slot for a new connection; False if there is none. Refusals are counted, and logged once a minute."""
+    @property
+    def open_connections(self) -> int:
+        """How many connections of clients are open or being opened."""
+        return len(self._admitted)
+
+    def admit(self, kind: "Callable[[Server], Connection]") -> Connection | None:
+        """A new connection of *kind*, which is not open yet; None if there are too many.
+
+        Refusals are counted, and logged once a minute.
+        """
         if self.open_connections < self.limits.connections:
-            self.open_connections += 1
-            return True
+            connection = kind(self)
+            self._admitted.add(connection)
+            return connection
         self.refused_connections += 1
         if self._warnings.allows("", self.loop.time()):
             log.warning(
@@ -84,13 +91,7 @@ class Server:
                 self.limits.connections,
                 self.refused_connections,
             )
-        return False
-
-    def new_connection(self, kind: "Callable[[Server], Connection]") -> Connection:
-        """A new connection of *kind* for a slot that `admit` has taken; it is not open yet."""
-        connection = kind(self)
-        self._admitted.add(connection)
-        return connection
+        return None
 
     def opened(self, connection: Connection) -> None:
         """Count *connection* as open, and watch it."""
@@ -99,9 +100,7 @@ class Server:
 
     def closed(self, connection: Connection) -> None:
         """Forget *connection*, which has ended or was never opened, and free its slot; a second call does nothing."""
-        if connection in self._admitted:
-            self._admitted.discard(connection)
-            self.open_connections -= 1
+        self._admitted.discard(connection)
         self._open.discard(connection)
         self.watcher.unwatch(connection)
         self.gone_check.unwatch(connection)
