@@ -21,15 +21,7 @@ from gateway import __version__, demo
 from gateway.app import file_problems, settle
 from gateway.backend.first_look import FirstLook
 from gateway.certificates import tls_warnings
-from gateway.config import (
-    MAX_FILE_BYTES,
-    Config,
-    for_backend,
-    inspect,
-    inspect_bytes,
-    json_schema,
-    load,
-)
+from gateway.config import MAX_FILE_BYTES, Config, for_backend, inspect, inspect_bytes, json_schema, load
 from gateway.config.values import nearest, shortened
 from gateway.doctor import TLS_OPTIONS, Given, examine
 from gateway.errors import ConfigError

@@ -210,9 +210,7 @@ async def connect(
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     layer = TlsLayer(
-        *(loop, protocol, tls.context, done),
-        server_hostname=tls.server_name or name,
-        ssl_shutdown_timeout=SHUTDOWN_S,
+        *(loop, protocol, tls.context, done), server_hostname=tls.server_name or name, ssl_shutdown_timeout=SHUTDOWN_S
     )
     layer.on_closing = on_closing
     transport, _ = await loop.create_connection(lambda: layer, sock=server)

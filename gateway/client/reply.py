@@ -116,12 +116,7 @@ class Reply:
         self.is_complete = True
 
     async def begin(
-        self,
-        status: int,
-        headers: Pairs,
-        length: int | None,
-        reason: str = "",
-        lines: HeaderLines | None = None,
+        self, status: int, headers: Pairs, length: int | None, reason: str = "", lines: HeaderLines | None = None
     ) -> None:
         """Send the head of a reply whose body is written in pieces; *length* None: in chunks.
 

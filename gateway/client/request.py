@@ -156,13 +156,7 @@ def read_request(head: RawRequestMessage | RawResponseMessage, peer: Peer, conne
 
 
 def find_fault(
-    method: str,
-    target: str,
-    version: tuple[int, int],
-    headers: Headers,
-    content_length: int | None,
-    *,
-    is_ascii: bool,
+    method: str, target: str, version: tuple[int, int], headers: Headers, content_length: int | None, *, is_ascii: bool
 ) -> GatewayError | None:
     """Why a request must be refused whatever it asks for; None if it need not. *target* is as the client wrote it.
 

@@ -20,17 +20,7 @@ if TYPE_CHECKING:
 class Served(Incoming):
     """A request with its connection. When the request is over (`leave`), it cannot touch the connection any more."""
 
-    __slots__ = (
-        "_client",
-        "_failure",
-        "_pacer",
-        "_upload",
-        "is_answered",
-        "is_broken",
-        "keeps_alive",
-        "out",
-        "waiter",
-    )
+    __slots__ = ("_client", "_failure", "_pacer", "_upload", "is_answered", "is_broken", "keeps_alive", "out", "waiter")
 
     def __init__(self, client: "ClientConnection", heads: Heads) -> None:
         super().__init__(heads)

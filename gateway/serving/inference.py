@@ -10,15 +10,7 @@ from functools import partial
 from gateway.backend.asking import BackendRequest, Body, Pieces, Sending
 from gateway.backend.attempt import Answer, Read
 from gateway.backend.upstream import Upstream
-from gateway.codec import (
-    HEADER_LENGTH,
-    WHOLE_BYTES,
-    Coding,
-    Framing,
-    choose_coding,
-    compressed,
-    find_sequence_id,
-)
+from gateway.codec import HEADER_LENGTH, WHOLE_BYTES, Coding, Framing, choose_coding, compressed, find_sequence_id
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, blamed
 from gateway.exchange import Format
