@@ -65,10 +65,6 @@ class State(Enum):
     CLOSED = auto()
 
 
-# as globals, because looking up an enum's attribute costs as much as a call
-_IDLE, _HEAD, _SERVING = State.IDLE, State.HEAD, State.SERVING
-
-
 class ClientConnection(Connection):
     """One connection; see the table of this module."""
 
@@ -98,11 +94,11 @@ class ClientConnection(Connection):
     def data_received(self, data: bytes) -> None:
         """Take *data* as the state says."""
         state = self.state
-        if state is _SERVING:
+        if state is State.SERVING:
             assert self.serving is not None
             self._take_body(data, self.serving)
             self._wake(self.serving.waiter)
-        elif state is _IDLE or state is _HEAD:
+        elif state is State.IDLE or state is State.HEAD:
             self._take_head(data)
         elif state is State.REFUSING:
             self._drop(data)
@@ -126,13 +122,13 @@ class ClientConnection(Connection):
             return
         if found is None:
             self.count()
-            if self.state is _IDLE and request.has_begun:
+            if self.state is State.IDLE and request.has_begun:
                 self.state = State.HEAD
                 if not self._is_first:  # the first head has its time from the connection on
                     self._since_s = self.time()
             return
         head, behind = found
-        self.state = _SERVING
+        self.state = State.SERVING
         self._next = read_request(head, self.peer, request)
         self._take_body(behind, request)
         self._wake(self._awaited)
@@ -268,7 +264,7 @@ class ClientConnection(Connection):
 
     def _begin_next(self) -> None:
         """Get ready for the next request, a part of which may have come already."""
-        self.state = _IDLE
+        self.state = State.IDLE
         self.serving = None
         self._is_first = False
         self._since_s = None

@@ -59,10 +59,6 @@ Answered = tuple[InferReply, HeaderLines | Fields]
 """The client's reply, made of a decoded answer, and the fields of the answer's head that cross."""
 
 
-def _no_words(_: bytes) -> None:
-    return None
-
-
 Unbatched = dict[tuple[str, str], None]
 """Models, by backend and name, whose requests cannot be batched; the one found first stands first."""
 
@@ -186,10 +182,6 @@ class Call:
             is_read_whole=True,
         )
 
-    def ask(self, upstream: Upstream, fields: Fields, body: Body, read: Read[T]) -> Awaitable[T]:
-        """Send the client's request to the backend with *fields* and *body*, and *read* the answer."""
-        return self.send(upstream, self.asked(upstream, fields, body), read)
-
     def asked(
         self,
         upstream: Upstream,
@@ -200,20 +192,17 @@ class Call:
         is_read_whole: bool = False,
         is_passed: bool = False,
     ) -> BackendRequest:
-        """The request to the backend on behalf of the client.
+        """The request to the backend on behalf of the client, with *fields* and those of `with_own`.
 
         *target* is the raw path and query, if the backend's differ from the protocol's. *is_read_whole* and *is_passed*
         are those of `BackendRequest`.
         """
-        trace = self.exchange.trace
-        if trace is not None:
-            trace = self.trace_for(self.plan.backends[upstream.name])
         return BackendRequest(
             self.request.method,
             self.match.target if target is None else target,
-            fields,
+            self.with_own(fields),
             body,
-            trace=trace,
+            trace=self.trace_for(self.plan.backends[upstream.name]),
             is_read_whole=is_read_whole,
             is_passed=is_passed,
         )
@@ -264,7 +253,7 @@ class Call:
         text: bytes | None = None,
         *,
         json_bytes: int | None = None,
-        words_in: Callable[[bytes], str | None] = _no_words,
+        words_in: Callable[[bytes], str | None] | None = None,
         hint: str = "",
     ) -> GatewayError:
         """A backend's refusal in the shape of the protocol, with the backend's status and words (protocol 4.9).
@@ -287,7 +276,7 @@ class Call:
             answer.reason,
             json_bytes,
             backend=self.exchange.backend,
-            own_words=words_in(text),
+            own_words=None if words_in is None else words_in(text),
             hint=hint,
         )
         headers = transcoded_to_client(answer.headers)

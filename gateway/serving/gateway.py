@@ -72,9 +72,8 @@ class Gateway:
             path=request.path,
             request_id=request_id(request.headers),
             started_s=loop.time(),
+            protocol=request.protocol,
         )
-        if request.protocol != "http":
-            exchange.protocol = request.protocol
         if self.begin_trace is not None:
             exchange.trace, exchange.scheme = self.begin_trace(request.headers), request.scheme
         proxies = serving.plan.proxies

@@ -86,7 +86,7 @@ async def _transcoded(
             call.let_go(answer, backend, (*prepared.request.views, body, *(framing.blobs or ())))
         return await _decoded(call, answer, prepared, speech), answer.transcoded_lines()
 
-    fields = call.with_own(backend.headers.transcoded(call.request))
+    fields = backend.headers.transcoded(call.request)
     return call.asked(upstream, fields, json_body, target=speech.target, is_read_whole=True), read
 
 
@@ -110,7 +110,7 @@ def _as_it_came(call: Call, upstream: Upstream, backend: BackendPlan, body: memo
     call.exchange.upstream_format = Format.JSON
     # a renamed model's answer must not be compressed, because the gateway replaces the name in it
     headers = backend.headers.transcoded(request) if call.match.is_renamed else backend.headers.inflated(request)
-    return call.asked(upstream, call.with_own(headers), Body.of(body))
+    return call.asked(upstream, headers, Body.of(body))
 
 
 async def _pass_on(call: Call, backend: BackendPlan, body: memoryview, answer: Answer) -> None:

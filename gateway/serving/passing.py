@@ -85,7 +85,7 @@ async def pass_through(
         return await transcode(await _read_all(call, backend, first) if body is None else body)
 
     call.begin_total(backend)
-    asked = call.asked(upstream, call.with_own(fields), sent, is_passed=True)
+    asked = call.asked(upstream, fields, sent, is_passed=True)
     return await call.send(upstream, asked, read, in_json)
 
 

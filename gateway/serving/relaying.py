@@ -45,7 +45,7 @@ async def relay(call: Call, upstream: Upstream, backend: BackendPlan) -> None:
             await stream(call, answer)
 
     try:
-        await call.ask(upstream, call.with_own(headers), body, read)
+        await call.send(upstream, call.asked(upstream, headers, body), read)
     finally:
         if (reloaded := match.reloaded_path) is not None:
             call.shared.metadata.forget(backend.fingerprint, reloaded)
@@ -67,7 +67,6 @@ async def _refused(call: Call, answer: Answer, upstream: Upstream, backend: Back
 
 async def server_metadata(call: Call, upstream: Upstream, backend: BackendPlan) -> None:
     """Serve `GET /v2`: the backend's answer, with the binary extension added to its extensions (protocol 8)."""
-    request = call.request
 
     async def read(answer: Answer) -> tuple[bytes, Fields] | None:
         if answer.status >= 400:
@@ -79,7 +78,8 @@ async def server_metadata(call: Call, upstream: Upstream, backend: BackendPlan) 
         text = await answer.read_whole(METADATA_BYTES, "the server's metadata")
         return text, relayed_to_client(answer.headers)
 
-    described = await call.ask(upstream, call.with_own(backend.headers.relayed_uncoded(request)), Body(), read)
+    asked = call.asked(upstream, backend.headers.relayed_uncoded(call.request), Body())
+    described = await call.send(upstream, asked, read)
     if described is None:
         return
     text, crossing = described
