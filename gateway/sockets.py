@@ -27,8 +27,6 @@ TcpCounters = tuple[int, int, int, int]
 """The kernel's state of a connection, and three counts since it was opened: bytes that the other side's kernel has
 acknowledged; bytes that have arrived, read or not; and bytes that left this machine, repeats included."""
 
-_take_apart: Callable[[bytes], TcpCounters] = _COUNTERS.unpack
-
 STATE, ACKED, RECEIVED, SENT = range(4)
 """The places of the state and the counts in `TcpCounters`."""
 
@@ -55,7 +53,7 @@ class Watched:
     def counters(self) -> TcpCounters | None:
         """The kernel's counters; None if this kernel does not have them."""
         try:
-            return _take_apart(self._info())
+            return _COUNTERS.unpack(self._info())
         except (OSError, struct.error):
             return None
 

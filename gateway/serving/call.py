@@ -164,23 +164,23 @@ class Call:
             raise GatewayError(ErrorKind.TIMEOUT, f"backend {backend.name!r} took longer than {total}") from None
 
     def question(
-        self, upstream: Upstream, backend: BackendPlan, path: str, read: Callable[[Answer], Awaitable[T]]
+        self, upstream: Upstream, backend: BackendPlan, path: str, read: Read[T], attempts: list[Attempt] | None = None
     ) -> Awaitable[T]:
-        """Ask for *path* on the gateway's own behalf, with the client's headers. Raises `GatewayError`."""
-        asked = self.asking(backend, path, backend.headers.metadata(self.request))
-        return upstream.call(asked, self.exchange.attempts, read, total_at=self.total_at)
+        """Ask for *path* on the gateway's own behalf, with the client's headers. Raises `GatewayError`.
 
-    def asking(self, backend: BackendPlan, path: str, headers: Fields) -> BackendRequest:
-        """A request of the gateway's own to *backend*; *headers* are those of the client that cross."""
-        return BackendRequest(
+        The attempts are added to *attempts*, or else to those of the exchange.
+        """
+        asked = BackendRequest(
             "GET",
             path,
-            self.with_own(headers),
+            self.with_own(backend.headers.metadata(self.request)),
             Body(),
             is_metadata=self.exchange.is_inference,
             trace=self.trace_for(backend),
             is_read_whole=True,
         )
+        attempts = self.exchange.attempts if attempts is None else attempts
+        return upstream.call(asked, attempts, read, total_at=self.total_at)
 
     def asked(
         self,
@@ -302,8 +302,7 @@ class Question(Generic[V]):
         self._backend = backend
         self._path = path
         self._read = read
-        self._headers = backend.headers.metadata(call.request)
-        self._key = (backend.fingerprint, path, tuple(self._headers))
+        self._key = (backend.fingerprint, path, tuple(backend.headers.metadata(call.request)))
         self._asking: asyncio.Task[tuple[V, int]] | None = None
 
     def known(self, max_age_s: float = LIFE_S) -> V | None:
@@ -336,8 +335,7 @@ class Question(Generic[V]):
     async def _fetch(self) -> tuple[V, int]:
         """Ask. The attempts are put before the inference's, since records take the last attempt for the inference's."""
         call, attempts = self._call, list[Attempt]()
-        asked = call.asking(self._backend, self._path, self._headers)
         try:
-            return await self._upstream.call(asked, attempts, self._read, total_at=call.total_at)
+            return await call.question(self._upstream, self._backend, self._path, self._read, attempts)
         finally:
             call.exchange.attempts[:0] = attempts

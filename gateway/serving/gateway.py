@@ -179,9 +179,7 @@ async def _serve_other(call: Call) -> None:
     """Serve a request that is no inference. Raises `GatewayError`."""
     match, method = call.match, call.request.method
     upstream, backend = call.choose()
-    dialect = None
-    if backend.settings.dialect != "v2" and match.kind is not PathKind.OTHER:
-        dialect = await dialect_of(upstream, backend)
+    dialect = None if match.kind is PathKind.OTHER else await dialect_of(upstream, backend)
     if dialect is not None:
         await own_answers.answer(Foreign(call, upstream, backend, dialect))
     elif match.kind is PathKind.SERVER_METADATA and method == "GET":

@@ -35,7 +35,7 @@ async def infer(call: Call) -> None:
         body = await call.body.read()
         sequence_id = await call.pacer.run(find_sequence_id(body, framing.header_length))
     upstream, backend = call.choose(sequence_id)
-    if backend.settings.binary != "never" and (upstream.configured or await upstream.spoken()).binary:
+    if backend.settings.binary != "never" and (await upstream.spoken()).binary:
         transcode = partial(_transcoded, call, upstream, backend, framing)
         answered = await pass_through(call, upstream, backend, framing, body, transcode)
     else:
@@ -57,12 +57,6 @@ async def _served(
     return await call.send(upstream, asked, read)
 
 
-async def _speech_to(call: Call, upstream: Upstream, backend: BackendPlan) -> Speech:
-    """The `Speech` for the backend's dialect. Raises `GatewayError`."""
-    dialect = None if backend.settings.dialect == "v2" else await dialect_of(upstream, backend)
-    return V2(call, upstream, backend) if dialect is None else Foreign(call, upstream, backend, dialect)
-
-
 async def _transcoded(
     call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview
 ) -> tuple[BackendRequest, Read[Answered | None]]:
@@ -72,7 +66,8 @@ async def _transcoded(
     """
     exchange = call.exchange
     exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
-    speech = await _speech_to(call, upstream, backend)
+    dialect = await dialect_of(upstream, backend)
+    speech = V2(call, upstream, backend) if dialect is None else Foreign(call, upstream, backend, dialect)
     prepared = await speech.prepare(body, framing)
     if prepared is None:
         return _as_it_came(call, upstream, backend, body), partial(_pass_on, call, backend, body)
