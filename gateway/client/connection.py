@@ -32,7 +32,7 @@ from gateway.client.body import DROP_BYTES, DROP_S
 from gateway.client.outgoing import client_left
 from gateway.client.request import ClientRequest, read_request
 from gateway.client.served import Served
-from gateway.client.watching import UNCOUNTED_BYTES, Connection
+from gateway.client.watching import Connection
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import Heads, HeadTooLargeError, MalformedError
@@ -135,11 +135,7 @@ class ClientConnection(Connection):
 
     def _take_body(self, data: bytes, request: Served) -> None:
         """Keep *data* for the reader of *request*'s body, and bytes behind the body for the next request."""
-        behind = request.feed_body(data)
-        if behind:
-            self._behind += behind
-        elif not self.held_bytes and request.head_bytes + request.unread_bytes <= UNCOUNTED_BYTES:
-            return  # nearly all requests
+        self._behind += request.feed_body(data)
         self.count()
         if request.unread_bytes >= UNREAD_BYTES or len(self._behind) >= BEHIND_BYTES:
             self.pause_reading()

@@ -301,19 +301,15 @@ def _joined_call(first: Call, request_id: str) -> Call:
     Fields that name a client or a request are left out, because they differ between the members.
     """
     asked = first.request
-    request = ClientRequest(
-        asked.method,
-        asked.path,
-        Headers(crossing_of_all(asked.headers.pairs)),
-        asked.host,
-        UNIX_PEER,
-        asked.scheme,
-        asked.version,
-        None,
-        True,
-        None,
-        is_from_proxy=asked.is_from_proxy,
-        protocol=asked.protocol,
+    request = msgspec.structs.replace(
+        asked,
+        headers=Headers(crossing_of_all(asked.headers.pairs)),
+        peer=UNIX_PEER,
+        content_length=None,
+        has_body=True,
+        connection=None,
+        begin=None,
+        deadline_s=None,
         front=lambda *given: (_JoinedBody(*given), _NoReply()),
     )
     exchange = Exchange(
