@@ -21,7 +21,7 @@ _RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: on, for 0 seconds
 # Linux's struct tcp_info: u8 tcpi_state at 0, u64 tcpi_bytes_acked at 120, tcpi_bytes_received behind it, and
 # tcpi_bytes_sent at 200 (kernel 4.19 and later).
 _COUNTERS = struct.Struct("=B119xQQ64xQ")
-_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_TCP_INFO = getattr(socket, "TCP_INFO", 0)  # 0 is no option of TCP, so that asking for it fails
 
 TcpCounters = tuple[int, int, int, int]
 """The kernel's state of a connection, and three counts since it was opened: bytes that the other side's kernel has
@@ -37,14 +37,10 @@ ESTABLISHED = 1
 class Watched:
     """The socket of one connection, prepared to be asked many times; must not be used once the socket is closed."""
 
-    __slots__ = ("_info", "has_unread")
+    __slots__ = ("_getsockopt", "has_unread")
 
     def __init__(self, sock: socket.socket) -> None:
-        getsockopt: Callable[..., bytes] = sock.getsockopt
-        # without TCP_INFO `bytes()` has nothing to unpack, and an old kernel too little: both fail in `counters`
-        self._info: Callable[[], bytes] = (
-            bytes if _TCP_INFO is None else partial(getsockopt, socket.IPPROTO_TCP, _TCP_INFO, _COUNTERS.size)
-        )
+        self._getsockopt: Callable[..., bytes] = sock.getsockopt
         poll = select.poll()
         poll.register(sock.fileno(), select.POLLIN)
         self.has_unread: Callable[[], object] = partial(poll.poll, 0)
@@ -53,8 +49,8 @@ class Watched:
     def counters(self) -> TcpCounters | None:
         """The kernel's counters; None if this kernel does not have them."""
         try:
-            return _COUNTERS.unpack(self._info())
-        except (OSError, struct.error):
+            return _COUNTERS.unpack(self._getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _COUNTERS.size))
+        except (OSError, struct.error):  # another system does not have the option, an old kernel too few bytes of it
             return None
 
 

@@ -101,7 +101,7 @@ class ClientBody:
             if admission.wait(claim, now_s):
                 admission.look(now_s)
             if not claim.is_granted:
-                raise self._overloaded(n_bytes, 0)
+                raise self._overloaded(reservation, n_bytes, 0)
 
     async def _take(self, n_bytes: int, n_slots: int) -> None:
         """Take *n_bytes* and *n_slots*; wait, at most `MAX_WAIT_S`, where ending slow uploads could make room for them.
@@ -126,15 +126,15 @@ class ClientBody:
                 admission.leave(claim)
                 self._exchange.queue_s += loop.time() - began_s
         if not claim.is_granted:
-            raise self._overloaded(n_bytes, n_slots)
+            raise self._overloaded(reservation, n_bytes, n_slots)
 
-    def _overloaded(self, n_bytes: int, n_slots: int) -> GatewayError:
-        admission, reservation = self._admission, self._reservation
+    def _overloaded(self, reservation: Reservation, n_bytes: int, n_slots: int) -> GatewayError:
+        admission = self._admission
         held = f"{admission.held_bytes} of {int(admission.max_bytes)} bytes (limits.in_flight_bytes) in flight"
-        if reservation is not None and reservation.n_bytes and not n_slots:
+        if reservation.n_bytes and not n_slots:
             reason = f"{n_bytes} more bytes of this request have no room beside {held}"
         else:
-            n_bytes += reservation.n_bytes if reservation is not None else 0
+            n_bytes += reservation.n_bytes
             reason = (
                 f"a request that needs {n_bytes} bytes has no room beside {admission.requests} of "
                 f"{admission.max_requests} requests (limits.concurrent_requests) and {held}"
@@ -287,11 +287,8 @@ class ClientBody:
         That may be more than *n_bytes*: aiohttp stops reading from a client when more than 512 KiB of its body wait,
         and the last read from the socket may have brought up to 256 KiB. Raises as `chunks` does.
         """
-        first = await self._read()
-        if len(first) >= n_bytes or self.at_end:
-            return first
-        pieces = [first]
-        left = n_bytes - len(first)
+        pieces = []
+        left = n_bytes
         while left > 0 and (chunk := await self._read()):
             pieces.append(chunk)
             left -= len(chunk)

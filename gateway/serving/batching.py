@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +30,8 @@ from gateway.serving.call import Answered, Call, Shared, Unbatched
 
 Serve = Callable[[Call, Upstream, BackendPlan, Framing, memoryview], Awaitable[Answered | None]]
 """Serves one inference, and returns the client's reply and the fields of the answer's head that cross."""
+
+T = TypeVar("T")
 
 MAX_LANES = 1024
 """How many paths are batched at the same time; requests for further paths go alone."""
@@ -113,7 +116,7 @@ async def serve_batched(
     if batcher is None and len(lanes) < MAX_LANES:  # nothing is under way
         batcher = lanes[key] = Batcher(limits, call.serving.unbatched, model, partial(lanes.pop, key, None))
         batcher.lane.begin()
-        return await batcher.alone(serve(call, upstream, backend, framing, body))
+        return await batcher.counted(serve(call, upstream, backend, framing, body))
     if batcher is None or share is None or not batcher.lane.takes(share.rows, share.n_bytes):
         return await serve(call, upstream, backend, framing, body)
     verdict: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
@@ -138,7 +141,7 @@ class Batcher:
         self._timer: asyncio.TimerHandle | None = None
 
     async def join(self, member: Member) -> Answered | None:
-        """Serve *member* as part of a batch; None if it has to go `alone`. Raises `GatewayError`."""
+        """Serve *member* as part of a batch; None if it has to go alone (`again`). Raises `GatewayError`."""
         call, share = member.call, member.share
         began_s = asyncio.get_running_loop().time()
         waiting = Waiting(member, _kind_of(call, member.backend, share), share.rows, share.n_bytes, began_s)
@@ -155,8 +158,8 @@ class Batcher:
             raise
 
     async def again(self, member: Member) -> Answered | None:
-        """Serve *member* `alone`, because its batch failed or had no other request."""
-        answered = await self.alone(member.served())
+        """Serve *member* alone, because its batch failed or had no other request."""
+        answered = await self.counted(member.served())
         doubt = member.doubt
         if doubt is not None:
             doubt.n_left -= 1
@@ -164,7 +167,7 @@ class Batcher:
                 self._close(member, doubt.words)
         return answered
 
-    async def alone(self, served: Awaitable[Answered | None]) -> Answered | None:
+    async def counted(self, served: Awaitable[T]) -> T:
         """Await *served*, which the lane has counted as under way, and count its end."""
         try:
             return await served
@@ -188,13 +191,13 @@ class Batcher:
                 self._send_alone(members)
                 self._ended()
                 continue
-            task = loop.create_task(self._run(members))
+            task = loop.create_task(self.counted(self._serve(members)))
             left = partial(_cancel_if_left, task, members)
             for member in members:
                 member.verdict.add_done_callback(left)
 
     def _send_alone(self, members: list[Member]) -> None:
-        """Let *members* go `alone`, except those whose clients have left."""
+        """Let *members* go alone (`again`), except those whose clients have left."""
         for member in members:
             if not member.has_left:
                 self.lane.begin()
@@ -211,14 +214,8 @@ class Batcher:
         self._send(self.lane.due(asyncio.get_running_loop().time()))
         self._plan()
 
-    async def _run(self, members: list[Member]) -> None:
-        """Serve *members* together, and set the verdict of each."""
-        try:
-            await self._serve(members)
-        finally:
-            self._ended()
-
     async def _serve(self, members: list[Member]) -> None:
+        """Serve *members* together, and set the verdict of each."""
         error: GatewayError | None = None
         try:
             replies = await _answers(members)
