@@ -182,8 +182,7 @@ class ClientBody:
         if "content-encoding" in first:
             self._coding = self._parse_coding()
         length = request.content_length
-        if length is not None and length > self._max_bytes:
-            raise self._too_large(length)
+        self.check_length()
         if length is None or self._coding is not None or not self._connection.has_arrived:
             return None
         self._reservation = self._admission.admit(length)
@@ -212,15 +211,12 @@ class ClientBody:
         """Raise `GatewayError` if the body's Content-Length or received bytes exceed `limits.request_body`."""
         length, received = self._request.content_length, self._exchange.client_request_bytes
         if length is not None and length > self._max_bytes:
-            raise self._too_large(length)
+            words = f"the body has {length} bytes, limits.request_body is {self._max_bytes}"
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
         if received > self._max_bytes:
             raise GatewayError(
                 ErrorKind.BODY_TOO_LARGE, f"the body is larger than limits.request_body, {self._max_bytes} bytes"
             )
-
-    def _too_large(self, length: int) -> GatewayError:
-        words = f"the body has {length} bytes, limits.request_body is {self._max_bytes}"
-        return GatewayError(ErrorKind.BODY_TOO_LARGE, words)
 
     async def read_rest(self) -> memoryview:
         """The body in one buffer, inflated, within `limits.request_body` on the wire and after inflating.

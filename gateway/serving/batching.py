@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import TypeVar
 
 import msgspec
@@ -307,7 +308,8 @@ def _joined_call(first: Call, request_id: str) -> Call:
         connection=None,
         begin=None,
         deadline_s=None,
-        front=lambda *given: (_JoinedBody(*given), _NoReply()),
+        # the whole answer goes to no client, only its parts do
+        front=lambda *given: (_JoinedBody(*given), SimpleNamespace(has_begun=False)),
     )
     exchange = Exchange(
         client=first.exchange.client,
@@ -378,9 +380,3 @@ class _JoinedBody(ClientBody):
     def __init__(self, request: ClientRequest, exchange: Exchange, shared: Shared, plan: Plan, pacer: Pacer) -> None:
         super().__init__(request, exchange, shared.admission, plan.limits.request_body, pacer)
         self._reservation = Reservation(shared.admission)
-
-
-class _NoReply:
-    """Stands for the reply of a batch: the whole answer goes to no client, only its parts do."""
-
-    has_begun = False

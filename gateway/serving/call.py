@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -298,10 +299,8 @@ class Question(Generic[V]):
         """*read* makes a value of the answer to *path*, and says how many bytes it takes; 0: it is not kept."""
         self._call = call
         self._answers = answers
-        self._upstream = upstream
         self._backend = backend
-        self._path = path
-        self._read = read
+        self._ask = partial(call.question, upstream, backend, path, read)
         self._key = (backend.fingerprint, path, tuple(backend.headers.metadata(call.request)))
         self._asking: asyncio.Task[tuple[V, int]] | None = None
 
@@ -334,8 +333,8 @@ class Question(Generic[V]):
 
     async def _fetch(self) -> tuple[V, int]:
         """Ask. The attempts are put before the inference's, since records take the last attempt for the inference's."""
-        call, attempts = self._call, list[Attempt]()
+        attempts = list[Attempt]()
         try:
-            return await call.question(self._upstream, self._backend, self._path, self._read, attempts)
+            return await self._ask(attempts)
         finally:
-            call.exchange.attempts[:0] = attempts
+            self._call.exchange.attempts[:0] = attempts

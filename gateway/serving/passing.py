@@ -82,7 +82,7 @@ async def pass_through(
         await _pass_back(call, answer, framing)
 
     async def in_json() -> tuple[BackendRequest, Read[Answered | None]]:
-        return await transcode(await _read_all(call, backend, first) if body is None else body)
+        return await transcode(await _whole(call, backend, body, first))
 
     call.begin_total(backend)
     asked = call.asked(upstream, fields, sent, is_passed=True)
@@ -194,8 +194,10 @@ def _said_as_asked(headers: Fields, header_length: int, framing: Framing) -> Fie
     return [*others, ("Content-Type", framing.content_type(header_length))]
 
 
-async def _read_all(call: Call, backend: BackendPlan, first: bytes) -> memoryview:
-    """Read the rest of an upload whose beginning, *first*, was read but not sent. Raises `GatewayError`."""
+async def _whole(call: Call, backend: BackendPlan, read_body: memoryview | None, first: bytes) -> memoryview:
+    """The *read_body*; or *first*, the beginning of an upload, and its rest, read now. Raises `GatewayError`."""
+    if read_body is not None:
+        return read_body
     body = call.body
     body.reserve(max(0, len(first) - UPLOAD_BYTES))
     whole = bytearray(first)
