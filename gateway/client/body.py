@@ -361,23 +361,22 @@ def _nobody_waits() -> None:
 
 
 def _plan_look(admission: Admission, loop: asyncio.AbstractEventLoop) -> None:
-    """Let `Admission.look` be called while claims wait."""
-    at_s = admission.plan_look(loop.time())
-    if at_s is not None:
-        loop.call_at(at_s, _begin_look, admission, loop, at_s)
-
-
-def _begin_look(admission: Admission, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
-    """Call `_look` as soon as all bytes that clients have sent are counted.
+    """Let `Admission.look` be called while claims wait, as soon as all bytes that clients have sent are counted.
 
     Bytes of this turn of the loop are counted in the next. If the loop stood still, more bytes wait in the kernel.
     """
-    if loop.time() > due_s + LOOK_S:
-        loop.call_later(LOOK_S, _look, admission, loop)
-    else:
-        loop.call_soon(_look, admission, loop)
+    at_s = admission.plan_look(loop.time())
+    if at_s is None:
+        return
 
+    def look() -> None:
+        admission.look_as_planned(loop.time())
+        _plan_look(admission, loop)
 
-def _look(admission: Admission, loop: asyncio.AbstractEventLoop) -> None:
-    admission.look_as_planned(loop.time())
-    _plan_look(admission, loop)
+    def begin() -> None:
+        if loop.time() > at_s + LOOK_S:
+            loop.call_later(LOOK_S, look)
+        else:
+            loop.call_soon(look)
+
+    loop.call_at(at_s, begin)
