@@ -1,6 +1,7 @@
 """A client of HTTP/2 on a raw socket that sends what it likes, for what no client library does."""
 
 import asyncio
+import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -93,10 +94,10 @@ class Raw:
 
 
 @asynccontextmanager
-async def connected(address: str, *, begins: bool = True) -> AsyncIterator[Raw]:
+async def connected(address: str, *, begins: bool = True, tls: ssl.SSLContext | None = None) -> AsyncIterator[Raw]:
     """A connection to *address*, on which the preface and empty settings were sent if it *begins*."""
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=tls)
     raw = Raw(reader, writer)
     try:
         async with asyncio.timeout(20):

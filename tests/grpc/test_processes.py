@@ -1,6 +1,7 @@
 """gRPC from a gateway's process: workers, TLS, a unix socket, reloads, and a missing extra."""
 
 import asyncio
+import ssl
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from gateway.client import fronts
+from gateway.client.grpc.connection import GrpcConnection
 from gateway.config import parse
 from gateway.demo import JsonServer
 from gateway.errors import ConfigError
@@ -19,6 +21,7 @@ from gateway.process.application import Application
 from gateway.process.supervisor import Supervisor
 from tests.certificates import Authority
 from tests.conftest import require_tool
+from tests.grpc.frames import PING, connected, frame
 from tests.grpc.test_clients import given
 from tests.system.programs import free_ports, nginx, program
 
@@ -61,6 +64,39 @@ async def test_the_certificate_serves_both_ports(server: JsonServer, authority: 
         port = url.rpartition(":")[2]
         credentials = grpc.ssl_channel_credentials(authority.path.read_bytes())
         await infer(f"localhost:{port}", creds=credentials)
+    finally:
+        await application.stop()
+
+
+@pytest.mark.rule("12.6")
+async def test_a_frame_whose_rest_waits_in_tls_is_not_late(
+    server: JsonServer, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While replies wait nothing is read, and TLS has taken from the socket what the client has sent in time."""
+    made: list[GrpcConnection] = []
+    open_one = GrpcConnection.connection_made
+
+    def noted(connection: GrpcConnection, transport: asyncio.BaseTransport) -> None:
+        made.append(connection)
+        open_one(connection, transport)
+
+    monkeypatch.setattr(GrpcConnection, "connection_made", noted)
+    pair = authority.issue("localhost")
+    extra = f"tls: {{certificate: {pair.certificate}, key: {pair.key}}}\nlimits: {{header_timeout: 1s}}\n"
+    application = await Application.start(parse(configuration(server, extra)))
+    try:
+        tls = ssl.create_default_context(cafile=str(authority.path))
+        tls.set_alpn_protocols(["h2"])
+        port = application.grpc_urls[0].rpartition(":")[2]
+        async with connected(f"localhost:{port}", tls=tls) as raw:
+            ping = frame(PING, 0, bytes(8))
+            await raw.send(ping + ping[:-1])
+            await raw.until(PING)
+            made[0].pause_writing()
+            await raw.send(ping[-1:])
+            await asyncio.sleep(3)
+            made[0].resume_writing()
+            await raw.until(PING)
     finally:
         await application.stop()
 

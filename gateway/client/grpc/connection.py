@@ -329,7 +329,9 @@ class GrpcConnection(Connection):
         if self.out.is_read_too_slowly(now_s, limits.client_idle):
             slow["client_idle"] += 1
             self.out.reset()
-        elif self._later is None and (limit := self._frames.awaited_limit):
+        elif not transport.is_reading():  # with TLS what has come meanwhile is in no socket where it could be seen
+            self._frames.awaited_since_s = None
+        elif limit := self._frames.awaited_limit:
             since_s = self._frames.awaited_since_s = self._frames.awaited_since_s or now_s
             if now_s - since_s >= getattr(limits, limit) and not has_unread(transport):
                 slow[limit] += 1
