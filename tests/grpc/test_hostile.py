@@ -12,6 +12,7 @@ from hpack import Encoder
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
+from gateway.client.grpc.connection import GrpcConnection
 from gateway.client.grpc.frames import CONNECTION_WINDOW, Http2Error, Receiver
 from gateway.client.request import ClientRequest
 from gateway.demo import JsonServer
@@ -731,6 +732,30 @@ async def test_a_slow_message_is_given_up(server: JsonServer) -> None:
         assert got["grpc-status"] == "4"
         assert "limits.body_timeout" in got["grpc-message"]
         await still_serves(both)
+
+
+async def test_a_message_whose_rest_is_not_read_is_not_slow(
+    server: JsonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While replies to other calls wait nothing is read: the gateway does not wait for the client then."""
+    made: list[GrpcConnection] = []
+    feed = GrpcConnection.data_received
+
+    def noted(connection: GrpcConnection, data: bytes) -> None:
+        made.append(connection)
+        feed(connection, data)
+
+    monkeypatch.setattr(GrpcConnection, "data_received", noted)
+    async with serving(server.url, "limits: {body_timeout: 1s}") as both:
+        async with connected(address_of(both[0])) as raw:
+            whole = message(BODY)
+            await raw.send(fields(1) + frame(DATA, 1, whole[:9]) + frame(PING, 0, bytes(8)))
+            await raw.until(PING)
+            made[-1].pause_writing()
+            await raw.send(frame(DATA, 1, whole[9:], END_STREAM))
+            await asyncio.sleep(3)
+            made[-1].resume_writing()
+            assert (await raw.status(1))["grpc-status"] == "0"
 
 
 async def test_a_client_that_opens_no_window(server: JsonServer) -> None:

@@ -152,6 +152,8 @@ class Stream:
 
     def look(self, now_s: float, limits: Limits) -> str:
         """End the call if the client is too slow; the limit that says so, empty if none does."""
+        if self.connection.out.is_behind and self._upload.is_awaited:
+            self._upload.begin_waiting(now_s)  # anew: nothing is read from the client meanwhile
         if words := self._upload.find_slowness(now_s, limits.body_timeout):
             words = f"the client sent its message too slowly: {words} (limits.body_timeout)"
             self.break_off(GatewayError(ErrorKind.SLOW_CLIENT, words))
