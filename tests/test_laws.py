@@ -380,14 +380,12 @@ def test_no_regular_expression_repeats_a_group_possessively() -> None:
         assert [line.strip() for line in lines if re.search(r"\)(?:[*+?]|\{[0-9,]+\})\+", line)] == [], path
 
 
-# The ratchet: what is not measured grows. What is above a limit stands here with its figure, which may only become
-# smaller. A test fails for whatever is above its figure, and for an exception that is not needed any more.
+# The ratchet: what is not measured grows.
 
 MAX_LINES, MAX_COMPLEXITY, MAX_ATTRIBUTES = 400, 15, 15
 
-LONG_FILES: dict[str, int] = {}
-COMPLEX_FUNCTIONS: dict[str, int] = {}
-LARGE_CLASSES: dict[str, int] = {}
+ALL_LINES = 34_400
+"""How many lines all modules together have at most; to be lowered with them, by hundreds."""
 
 _BRANCHES = (
     ast.If,
@@ -457,11 +455,12 @@ def measured() -> list[dict[str, int]]:
 
 
 def test_files_functions_and_classes_do_not_grow() -> None:
-    for above, exceptions in zip(measured(), (LONG_FILES, COMPLEX_FUNCTIONS, LARGE_CLASSES), strict=True):
-        assert {name: size for name, size in above.items() if size > exceptions.get(name, 0)} == {}, (
-            f"above the limits of {__file__}"
-        )
-        assert exceptions.keys() - above.keys() == set(), "these exceptions are not needed any more: take them out"
+    assert measured() == [{}, {}, {}]
+
+
+def test_all_modules_together_only_get_smaller() -> None:
+    n_lines = sum(len(path.read_text().splitlines()) for path in GATEWAY.rglob("*.py"))
+    assert ALL_LINES - 100 < n_lines <= ALL_LINES
 
 
 @pytest.mark.parametrize(
