@@ -281,11 +281,10 @@ async def test_a_grpc_port_is_recognized(caplog: pytest.LogCaptureFixture, scrip
 
 async def test_the_grpc_port_of_a_real_mlserver_is_recognized(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     server = MlServer(tmp_path / "mlserver")
-    settings = json.loads((tmp_path / "mlserver" / "identity" / "settings.json").read_text())
     try:
         server.start()
         await asyncio.to_thread(server.wait_until_ready)
-        grpc_url = f"http://127.0.0.1:{settings['grpc_port']}"
+        grpc_url = f"http://{server.grpc}"
         await look(server.url)
         await look(grpc_url)
     finally:
