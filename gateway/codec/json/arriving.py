@@ -191,6 +191,7 @@ class ItemText(ArrivingText):
             else:
                 yield from self._array.more(self._skip.label, PIECE_BYTES)
         if self._skip.done:
+            self.end()
             self.buffer += b" "  # a number ends where something follows it
 
     def check_read(self) -> None:

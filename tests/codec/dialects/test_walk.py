@@ -97,6 +97,27 @@ def test_long_values_are_read_from_their_paths_too(chunk_bytes: int | None) -> N
     assert found["v"] == ([9, 5000], [index for index in range(9) for _ in range(5000)])
 
 
+@pytest.mark.parametrize("chunk_bytes", [None, 97])
+@pytest.mark.parametrize(
+    ("item", "inside"),
+    [
+        ('{"b": %s}', ".b"),
+        ('{"b": %s, "c": [[1]]}', ".b"),
+        ('{"c": 1, "b": %s}', ".b"),
+        ("[%s, 5]", "[0]"),
+        ("[[6], %s]", "[1]"),
+    ],
+)
+@pytest.mark.parametrize("n_lists", [900, 1500, 4000])
+def test_an_item_of_a_list_may_hold_a_value_that_is_too_long_for_a_step(
+    n_lists: int, item: str, inside: str, chunk_bytes: int | None
+) -> None:
+    numbers = [[index] for index in range(n_lists)]
+    text = json.dumps({"l": [0, json.loads(item % json.dumps(numbers)), 2]}, separators=(",", ":"))
+    found = read(text, {"y": f"$.l[1]{inside}"}, {"y": "INT64"}, chunk_bytes=chunk_bytes)
+    assert found == {"y": ([n_lists, 1], list(range(n_lists)))}
+
+
 def test_outputs_that_are_not_wanted_may_be_anything() -> None:
     wanted = OutputSelection(named={"y": True})
     paths = {"y": "$.rows[*].y", "s": "$.rows[*].s", "t": "$.t"}
