@@ -40,7 +40,7 @@ class Walk:
         self._outputs = outputs
         self._max_bytes = max_bytes
         self._words: Members = {}
-        self._has_outputs = False
+        self._with_outputs: Node | None = None  # the last member that had all outputs
         self._rows: Rows | None = None
         # what was found on the way to outputs, by path: names of members, or words
         self._there: dict[str, dict[str, None] | str] = {}
@@ -51,7 +51,7 @@ class Walk:
         if self._form.members and code != OBJECT:
             raise CodecError(f"expected a JSON object, got {shown(text)}")
         yield from self._value(self._form.tree, text, self._outputs)
-        if self._form.members and not self._has_outputs:
+        if self._form.members and self._with_outputs is None:
             wanted = " or ".join(f"`{name}`" for name in self._form.members)
             raise CodecError(f"no {wanted}{self._error()}")
 
@@ -77,7 +77,7 @@ class Walk:
         self._forget(node, target)
         code = yield from text.first()
         if node.has_outputs:
-            self._has_outputs = True
+            self._with_outputs = node
             self._outputs.found.clear()
             node = yield from self._node_of_all(text)
         if node.output is not None and (code == ARRAY or not node.is_list):
@@ -161,7 +161,7 @@ class Walk:
                 if key in WORD_MEMBERS:
                     self._words[str(key)] = value
             elif inner.has_outputs and value == b"null":  # which is the same as none
-                self._has_outputs = False
+                self._with_outputs = None if self._with_outputs is inner else self._with_outputs
             else:
                 yield from self._value(inner, ArrivingText.of_value(bytearray(value)), target)
 

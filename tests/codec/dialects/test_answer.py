@@ -96,6 +96,8 @@ FORMS = [
     ('{"predictions":[[0.1,2],[3,4e0]]}', Y, {"y": ("FP32", [2, 2], fp32(0.1, 2, 3, 4))}),
     ('{"outputs":[0.1,2]}', Y, {"y": ("FP32", [2], fp32(0.1, 2))}),
     ('{"outputs":0.5}', Y, {"y": ("FP32", [], fp32(0.5))}),
+    ('{"outputs":null,"predictions":[0.5]}', Y, {"y": ("FP32", [1], fp32(0.5))}),
+    ('{"predictions":[0.5],"outputs":null}', Y, {"y": ("FP32", [1], fp32(0.5))}),
     ('{"outputs" : -7 }', described(y="INT64"), {"y": ("INT64", [], int64(-7))}),
     ('{"outputs":"a"}', described(y="BYTES"), {"y": ("BYTES", [], b"\1\0\0\0a")}),
     ('{"outputs":{"b64":"YWI="}}', described(y="BYTES"), {"y": ("BYTES", [], b"\2\0\0\0ab")}),
