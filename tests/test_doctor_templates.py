@@ -137,6 +137,7 @@ async def test_what_is_no_sample_ends_with_2(openapi: Any, answer: Any, words: s
     [
         ("null", [1], "the sample has no value that could be an input"),
         (f"[1{'0' * 400}]", [1], "the sample has values that are not FP64"),
+        (f"[1.5, 1{'0' * 400}]", [1], "the sample has values that are not FP64"),
         ("[1]", [10**400], "the answer to the sample has values that are not FP64"),
     ],
 )

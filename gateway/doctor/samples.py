@@ -194,7 +194,10 @@ def _kind(value: Any) -> Kind | None:
 
 def _is_single(value: float) -> bool:
     """Whether FP32 holds *value* exactly, as it does NaN; 0.1, printed short, counts as FP64."""
-    single = np.float32(value)
+    try:
+        single = np.float32(value)
+    except OverflowError:  # an integer that no float holds
+        return False
     return float(single) == value or bool(np.isnan(single))
 
 
