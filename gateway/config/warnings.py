@@ -7,7 +7,6 @@ these follow.
 
 import fnmatch
 import re
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from gateway.codec import BytesPolicy, HalfPrecision, NonFinite
@@ -81,61 +80,32 @@ def _sticky_for_nothing(at: Place) -> bool:
 
 
 def _never_matching(at: Place) -> dict[str, int]:
-    """The routes that can never match, with the index of a route that takes their requests."""
+    """The routes that can never match, each with the index of the first route that takes all its requests."""
     routes = at.value
     if sum(max(1, len(route.models or ())) for route in routes) > MAX_COMPARED_PATTERNS:
         return {}
-    covers = {index: _first_cover(route, routes[:index]) for index, route in enumerate(routes)}
-    return {f"[{index}]": cover for index, cover in covers.items() if cover is not None}
+    found = {}
+    for index, route in enumerate(routes):
+        cover = next((earlier for earlier in range(index) if _covers(routes[earlier], route)), None)
+        if cover is not None:
+            found[f"[{index}]"] = cover
+    return found
 
 
-def _first_cover(route: Route, earlier: Sequence[Route]) -> int | None:
-    """The index of the first of *earlier* that takes what *route* would match; None if something is left for it.
+def _covers(wide: Route, narrow: Route) -> bool:
+    """Whether *wide* certainly matches every request that *narrow* matches.
 
-    Several earlier routes may share its models among them: then the index is that of the first of these.
+    Hosts are compared as they are written. Models are compared behind the same prefix only, because the prefix decides
+    which part of a path is the model.
     """
-    covers = []
-    models: Sequence[str | None] = route.models or [None]
-    for model in models:
-        cover = next((index for index, each in enumerate(earlier) if _covers(each, route, model)), None)
-        if cover is None:
-            return None
-        covers.append(cover)
-    return min(covers)
-
-
-def _covers(wide: Route, narrow: Route, model: str | None) -> bool:
-    """Whether *wide* matches every request that *narrow* matches by *model*, one pattern of its models."""
+    if wide.host not in (None, "*") and wide.host.lower() != (narrow.host or "").lower():
+        return False
     wide_prefix, narrow_prefix = ((each.path_prefix or "").rstrip("/") for each in (wide, narrow))
-    if not f"{narrow_prefix}/".startswith(f"{wide_prefix}/") or not _covers_host(wide.host, narrow.host):
-        return False
     if wide.models is None:
-        return True
-    # which part of a path is the model depends on the prefix before it
-    return (
-        model is not None
-        and _before_protocol(wide_prefix) == _before_protocol(narrow_prefix)
-        and any(_covers_pattern(pattern, model) for pattern in wide.models)
-    )
-
-
-def _before_protocol(prefix: str) -> str:
-    """The part of *prefix* that `strip_prefix` can take off; a beginning of the protocol's own paths stays."""
-    return "" if f"{prefix}/".startswith("/v2/") else prefix
-
-
-def _covers_host(wide: str | None, narrow: str | None) -> bool:
-    if wide is None or wide == "*":
-        return True
-    if narrow is None:
+        return f"{narrow_prefix}/".startswith(f"{wide_prefix}/")
+    if narrow.models is None or wide_prefix != narrow_prefix:
         return False
-    wide, narrow = wide.lower(), narrow.lower()
-    if wide == narrow:
-        return True
-    # a pattern without a port matches all ports; IPv6 addresses, which have colons and brackets, have to be equal
-    name, colon, port = narrow.partition(":")
-    is_plain = ":" not in wide and "[" not in wide + narrow and not (colon and ":" in port)
-    return is_plain and _covers_pattern(wide.removesuffix("."), name.removesuffix("."))
+    return all(any(_covers_pattern(pattern, model) for pattern in wide.models) for model in narrow.models)
 
 
 def _covers_pattern(wide: str, narrow: str) -> bool:
