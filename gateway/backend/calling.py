@@ -142,7 +142,7 @@ class Call(Generic[T]):
             state.in_flight += 1
             if state.ejection.is_ejected:
                 self._trial = state.ejection.begin_trial(self._last.started_s)
-            answer = await self._ask(state.endpoint, deadlines)
+            answer = await self._ask(state, deadlines)
             result = await self._read(answer)
             answer.approve()
         except BaseException as error:
@@ -199,22 +199,22 @@ class Call(Generic[T]):
         attempt.endpoint = state.url
         return state
 
-    async def _ask(self, endpoint: Endpoint, deadlines: Deadlines) -> Answer:
+    async def _ask(self, state: EndpointState, deadlines: Deadlines) -> Answer:
         """Send the request, and return its answer when the head has come. Raises `GatewayError`.
 
         The request is sent once more if a kept connection has died (docs/architecture.md, "Connections to backends").
         This happens once in a call: otherwise every endpoint could execute a GET that it had read before it closed.
         """
-        request, connections = self.request, self._upstream.connections
+        request, connections, endpoint = self.request, self._upstream.connections, state.endpoint
         while True:
             attempt = self._last
             first_bytes = request.first_bytes(endpoint, attempt)
             wire = None
             # an upload cannot be read again from the client, so it does not risk a kept connection, which may have died
             if request.body.can_be_repeated and not self._was_replaced:
-                wire = connections.take_idle(endpoint, attempt.started_s)
+                wire = connections.take_idle(state, attempt.started_s)
             if wire is None:
-                wire = await connections.take_new(endpoint)
+                wire = await connections.take_new(state)
             attempt.connection = "reused" if wire.is_reused else "new"
             self._has_slot = False  # the slot belongs to the connection now
             self._answer = answer = Answer(request, connections, wire, deadlines, attempt)

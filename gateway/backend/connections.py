@@ -1,5 +1,7 @@
 """The connections to one backend: opened, lent for one request at a time, kept for the next, closed.
 
+The kept connections of an endpoint belong to its state (`endpoints.EndpointState`).
+
 A connection has one holder, an `attempt.Answer`, which gives it up once: with `give_back` if request and answer have
 come to their ends, else with `drop`. Afterwards the holder forgets the connection.
 
@@ -14,15 +16,12 @@ import errno
 import os
 import ssl
 from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
 
 import aiohappyeyeballs
 
 from gateway import tls
-from gateway.backend.endpoints import Endpoint
+from gateway.backend.endpoints import Endpoint, EndpointState
 from gateway.backend.resolving import Names, UnknownHostError
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
@@ -31,17 +30,6 @@ _OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
 
 NEXT_ADDRESS_S = 0.25
 """How long one address of a host name may take to connect before the next is tried beside it (RFC 8305)."""
-
-
-@dataclass(slots=True, eq=False)
-class Pool:
-    """The open connections to one endpoint."""
-
-    endpoint: Endpoint
-    is_kept: bool
-    """Whether the backend still has the endpoint; if not, its connections are closed when they become idle."""
-    busy: int = 0
-    idle: deque[Wire] = field(default_factory=deque)  # the one used last is on the right
 
 
 class NoAnswerError(GatewayError):
@@ -57,15 +45,15 @@ class Connections:
     """The connections of one backend, to all of its endpoints. A reload changes their limits, not the connections."""
 
     def __init__(self, backend: str, names: Names) -> None:
-        """*names* knows the addresses of the endpoints. `configure` must follow."""
+        """*names* knows the endpoints and their addresses. `configure` must follow."""
         self.backend = backend
         """The backend's name."""
         self._names = names
+        self._endpoints = names.endpoints
         self._max_connections = self._queue_length = 0
         self._queue_timeout_s = self._connect_timeout_s = self._keep_alive_s = 0.0
         self._in_use = 0  # slots held by requests, from before they have a connection until they give it up
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._pools: dict[Endpoint, Pool] = {}
         self._open: set[Wire] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_retired = False
@@ -95,40 +83,11 @@ class Connections:
         while self._n_idle() and self._in_use + self._n_idle() > max_connections:
             self._close_longest_idle()
 
-    def keep_only(self, endpoints: Iterable[Endpoint]) -> None:
-        """Set the backend's *endpoints*: connections to others are closed as soon as they are idle.
-
-        After `retire` no connection is kept, even if a look-up of names still finds endpoints.
-        """
-        if self._is_retired:
-            endpoints = ()
-        for pool in self._pools.values():
-            pool.is_kept = False
-        for endpoint in endpoints:
-            # the new object becomes the key: look-ups with the same object do not compare its fields
-            kept = self._pools.pop(endpoint, None) or Pool(endpoint, is_kept=True)
-            kept.is_kept = True
-            self._pools[endpoint] = kept
-        for pool in list(self._pools.values()):
-            if not pool.is_kept:
-                self._empty(pool)
-
     def retire(self) -> None:
         """Close every connection as soon as it is idle, because no new requests will come."""
         self._is_retired = True
-        self.keep_only(())
-
-    def _empty(self, pool: Pool) -> None:
-        """Close the idle connections to an endpoint that is gone, and forget it when no connection is busy."""
-        while pool.idle:
-            pool.idle.popleft().abort()
-        if not pool.busy and self._pools.get(pool.endpoint) is pool:
-            del self._pools[pool.endpoint]
-
-    def counts(self, endpoint: Endpoint) -> tuple[int, int]:
-        """How many connections to *endpoint* are busy, and how many are idle."""
-        pool = self._pools.get(endpoint)
-        return (pool.busy, len(pool.idle)) if pool is not None else (0, 0)
+        for state in self._endpoints.states:
+            state.close_idle()
 
     @property
     def is_full(self) -> bool:
@@ -181,36 +140,35 @@ class Connections:
         words = f"backend {self.backend!r}: {in_use}, {reason}"
         return GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False)
 
-    def take_idle(self, endpoint: Endpoint, now_s: float) -> Wire | None:
-        """A kept connection to *endpoint* for the holder of a slot, which goes with it; None if there is none.
+    def take_idle(self, state: EndpointState, now_s: float) -> Wire | None:
+        """A kept connection to an endpoint for the holder of a slot, which goes with it; None if there is none.
 
         Of the connections that are usable *now_s* (by the event loop's clock) it is the one used last. The kernel has
         been asked at this moment whether bytes have come on it, so the request must be written at once.
         """
-        pool = self._pools.get(endpoint)
-        while pool is not None and pool.idle:
-            wire = pool.idle.pop()
+        idle = state.idle
+        while idle:
+            wire = idle.pop()
             if now_s - wire.idle_since < self._keep_alive_s and wire.is_usable():
-                pool.busy += 1
+                state.busy += 1
                 return wire
             wire.abort()
         return None
 
-    async def take_new(self, endpoint: Endpoint) -> Wire:
-        """A new connection to *endpoint* for the holder of a slot, which goes with it.
+    async def take_new(self, state: EndpointState) -> Wire:
+        """A new connection to an endpoint for the holder of a slot, which goes with it.
 
         Raises `GatewayError` UNREACHABLE, or OVERLOADED if this machine is at its limits; the holder then still has
         the slot.
         """
-        # for an endpoint that has just left the backend a pool is made that does not keep its connections
-        pool = self._pools.get(endpoint) or Pool(endpoint, is_kept=False)
-        if pool.idle:  # kept ones must not carry this request, and without this their number would grow with each
-            pool.idle.popleft().abort()
+        if state.idle:  # kept ones must not carry this request, and without this their number would grow with each
+            state.idle.popleft().abort()
         elif self._in_use + self._n_idle() > self._max_connections:
             self._close_longest_idle()
+        endpoint = state.endpoint
         wire = await self.connect(endpoint)
-        wire.pool = pool
-        pool.busy += 1
+        wire.endpoint, wire.state = endpoint, state
+        state.busy += 1
         return wire
 
     async def connect(self, endpoint: Endpoint) -> Wire:
@@ -225,7 +183,7 @@ class Connections:
                 sock = await aiohappyeyeballs.start_connection(
                     addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, loop=loop
                 )
-                wire = Wire(loop, partial(self._lost, endpoint), sock)
+                wire = Wire(loop, self._lost, sock)
                 if endpoint.tls is None:
                     await loop.create_connection(lambda: wire, sock=sock)
                 else:
@@ -250,21 +208,22 @@ class Connections:
         return NoAnswerError(ErrorKind.UNREACHABLE, words, why)
 
     def _n_idle(self) -> int:
-        return sum([len(pool.idle) for pool in self._pools.values()])
+        return sum([len(state.idle) for state in self._endpoints.states])
 
     def _close_longest_idle(self) -> None:
         """Close the connection that was idle longest, if any is idle, to make room for a new one."""
-        idles = [pool.idle for pool in self._pools.values() if pool.idle]
+        idles = [state.idle for state in self._endpoints.states if state.idle]
         if idles:
             min(idles, key=lambda idle: idle[0].idle_since).popleft().abort()
 
     def give_back(self, wire: Wire) -> None:
         """Give back a connection and its slot: it is kept if it can carry another request, else closed."""
-        pool = wire.pool
-        assert pool is not None
-        if pool.is_kept and self._in_use <= self._max_connections and wire.end():
-            pool.idle.append(wire)
-            pool.busy -= 1
+        state = wire.state
+        assert state is not None
+        is_kept = state.is_kept and not self._is_retired and state.endpoint == wire.endpoint
+        if is_kept and self._in_use <= self._max_connections and wire.end():
+            state.idle.append(wire)
+            state.busy -= 1
             if self._sweeper is None:
                 self._sweeper = asyncio.get_running_loop().call_later(self._keep_alive_s, self._sweep)
         else:
@@ -273,25 +232,23 @@ class Connections:
 
     def drop(self, wire: Wire) -> None:
         """Close a taken connection at once. The slot stays the holder's, to be used again or released."""
-        pool = wire.pool
-        assert pool is not None
+        assert wire.state is not None
         wire.cut()
-        pool.busy -= 1
-        if not pool.is_kept:
-            self._empty(pool)
+        wire.state.busy -= 1
 
-    def _lost(self, endpoint: Endpoint, wire: Wire) -> None:
+    def _lost(self, wire: Wire) -> None:
         """Forget a connection that has ended, for whatever reason."""
         self._open.discard(wire)
-        with suppress(KeyError, ValueError):
-            self._pools[endpoint].idle.remove(wire)
+        if wire.state is not None:
+            with suppress(ValueError):
+                wire.state.idle.remove(wire)
 
     def _sweep(self) -> None:
         """Close connections that were idle for too long, and plan the next sweep if any are still idle."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._sweeper = None
-        idles = [pool.idle for pool in self._pools.values()]
+        idles = [state.idle for state in self._endpoints.states]
         for idle in idles:
             while idle and now - idle[0].idle_since >= self._keep_alive_s:
                 idle.popleft().abort()
@@ -305,11 +262,10 @@ class Connections:
             self._sweeper.cancel()
         for waiter in self._waiters:
             waiter.cancel()
-        self._pools.clear()
-        gone = [wire.closed for wire in self._open]
         for wire in self._open:
             wire.abort()
-        await asyncio.gather(*gone)
+        while self._open:  # noqa: ASYNC110  the event loop closes each in one of its next turns
+            await asyncio.sleep(0)
 
 
 def _why(error: OSError) -> str:

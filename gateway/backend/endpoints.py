@@ -1,16 +1,21 @@
 """The servers of a backend: their addresses, and their state.
 
-Not here: connections to them (`connections`), and decisions by their state (`policy`).
+Not here: opening and lending connections (`connections`), and decisions by the state (`policy`).
 """
 
 import ipaddress
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gateway.certificates import TlsContext
 from gateway.policy.ejection import Ejection
+
+if TYPE_CHECKING:
+    from gateway.backend.wire import Wire
 
 REASON_CHARACTERS = 300
 """The longest reason of a change that is kept; parts of it may come from the endpoint."""
@@ -20,7 +25,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint of the configuration, taken apart; or one of several addresses of its host name."""
+    """An endpoint of the configuration, taken apart; or one of several addresses of its host name.
+
+    Two endpoints are equal if a connection to one may serve a request to the other.
+    """
 
     url: str = field(compare=False)
     """The endpoint's name in metrics and errors: scheme, host and port, without the path."""
@@ -34,10 +42,6 @@ class Endpoint:
     tls: TlsContext | None
     addresses: tuple[str, ...] = ()
     """Addresses to connect to: the first that answers is used. Empty: the name must be looked up (`resolving`)."""
-
-    def __hash__(self) -> int:
-        """Hash two fields only, because every request looks up connections by their endpoint."""
-        return hash((self.host, self.port))
 
     @property
     def name(self) -> str:
@@ -98,6 +102,12 @@ class EndpointState:
     """When probes last found it down or up."""
     ejection_change: Change = field(default_factory=Change)
     """When an ejection last began or ended."""
+    busy: int = 0
+    """How many connections carry a request."""
+    idle: deque["Wire"] = field(default_factory=deque)
+    """The kept connections; the one used last is on the right."""
+    is_kept: bool = True
+    """Whether the backend still has the endpoint; if not, its connections are closed when they become idle."""
 
     def note_health(self, reason: str) -> None:
         """Note when and why `is_up` has changed."""
@@ -126,20 +136,23 @@ class EndpointState:
         """Whether the endpoint gets no requests for a while because requests to it have failed."""
         return self.ejection.is_ejected
 
+    def close_idle(self) -> None:
+        """Close the kept connections."""
+        while self.idle:
+            self.idle.popleft().abort()
+
 
 class EndpointSet:
     """The current endpoints of one backend; when they are replaced, endpoints that stay keep their state."""
 
     def __init__(self) -> None:
         self.states: tuple[EndpointState, ...] = ()
-        self.on_replaced: Callable[[Iterable[Endpoint]], None] = lambda _: None
-        """Called with the new endpoints."""
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
         """Set the *endpoints*, in this order; an endpoint that is written in two ways counts once.
 
         State belongs to an address. So it is kept if a name that had one address has several now, or the other way
-        round, and if only the certificates have changed.
+        round, and if only the certificates have changed. Kept connections stay only if nothing but the label changes.
         """
         known = {key: state for state in self.states for key in state.endpoint.state_keys}
         states = []
@@ -147,7 +160,12 @@ class EndpointSet:
             state = next((known[key] for key in endpoint.state_keys if key in known), None)
             if state is None or state in states:
                 state = EndpointState(endpoint)
+            if state.endpoint != endpoint:
+                state.close_idle()
             state.endpoint = endpoint
             states.append(state)
+        for state in self.states:
+            if state not in states:
+                state.is_kept = False
+                state.close_idle()
         self.states = tuple(states)
-        self.on_replaced([state.endpoint for state in states])

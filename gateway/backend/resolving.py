@@ -78,7 +78,7 @@ class Names:
         self.on_change: Callable[[], None] | None = None
         """Called after *endpoints* were replaced."""
         self._backend = backend
-        self._endpoints = endpoints
+        self.endpoints = endpoints
         self._configured: tuple[Endpoint, ...] = ()
         self._names: dict[str, _Name] = {}
         self._refresh_s = 0.0
@@ -211,7 +211,7 @@ class Names:
             for endpoint in self._configured
             for each in at_addresses(endpoint, self._names[endpoint.host].addresses if not endpoint.addresses else ())
         ]
-        self._endpoints.replace(with_own_labels(found))
+        self.endpoints.replace(with_own_labels(found))
         if self.on_change is not None:
             self.on_change()
 

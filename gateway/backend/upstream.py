@@ -71,7 +71,6 @@ class Upstream:
         self.configured = configured(settings.dialect, settings.binary)
         """What the backend speaks by its configuration; None if endpoints have to be asked."""
         if before is None:
-            self.endpoints.on_replaced = self.connections.keep_only
             self.names.on_change = self.probes.follow
             self._take_over()
 

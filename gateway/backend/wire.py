@@ -28,7 +28,7 @@ from gateway.sockets import reset_on_close
 from gateway.tls import TlsLayer, why_refused
 
 if TYPE_CHECKING:
-    from gateway.backend.connections import Pool
+    from gateway.backend.endpoints import Endpoint, EndpointState
 
 
 class Wire(asyncio.Protocol):
@@ -44,10 +44,9 @@ class Wire(asyncio.Protocol):
         self._on_lost = on_lost
         self.transport: asyncio.Transport | None = None
         """The transport; None before the connection is open, and when it is gone."""
-        self.closed: asyncio.Future[None] = loop.create_future()
-        """Done when the connection is gone."""
-        self.pool: Pool | None = None
-        """The pool of the connection's endpoint, set when the connection is taken for a request."""
+        self.endpoint: Endpoint | None = None
+        self.state: EndpointState | None = None
+        """The endpoint and its state, set when the connection is taken for a request."""
         self.idle_since = 0.0
         self.is_reused = False
         self.tls: TlsLayer | None = None
@@ -206,8 +205,6 @@ class Wire(asyncio.Protocol):
         if self._answer is not None:
             self._answer.lose()
         self.resume_writing()  # a `drain` that waits for room raises `LostError` now
-        if not self.closed.done():
-            self.closed.set_result(None)
         self._on_lost(self)
 
     def socket_closes(self, exc: BaseException | None) -> None:

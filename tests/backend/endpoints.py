@@ -12,7 +12,7 @@ from gateway.backend.endpoints import EndpointState
 from gateway.backend.upstream import Upstream
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
-from tests.backend.sockets import read_whole, upstream_of
+from tests.backend.sockets import busy_and_idle, read_whole, upstream_of
 from tests.system.scripted import Behaviour, CountingBackend, Seen, counting
 
 PIECE_BYTES = 256 * 1024
@@ -134,7 +134,7 @@ def assert_nothing_is_left(upstream: Upstream) -> None:
     assert upstream.connections._in_use == 0
     for state in upstream.endpoints.states:
         assert state.in_flight == 0
-        assert upstream.connections.counts(state.endpoint)[0] == 0
+        assert busy_and_idle(state)[0] == 0
 
 
 async def call(

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from gateway.backend.arriving import ArrivingAnswer
 from gateway.backend.asking import BackendRequest, Body, Sending
 from gateway.backend.attempt import Answer
+from gateway.backend.endpoints import EndpointState
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
 from gateway.config import parse
@@ -97,6 +98,11 @@ async def ask(upstream: Upstream, method: str, body: Body) -> tuple[bytes, list[
     return text, [attempt.code for attempt in attempts]
 
 
+def busy_and_idle(state: EndpointState) -> tuple[int, int]:
+    """How many connections to an endpoint carry a request, and how many are kept for the next."""
+    return state.busy, len(state.idle)
+
+
 @asynccontextmanager
 async def calling(settings: str = "") -> AsyncIterator[tuple[Backend, Upstream]]:
     """A backend and the upstream that calls it."""
@@ -104,7 +110,7 @@ async def calling(settings: str = "") -> AsyncIterator[tuple[Backend, Upstream]]
     upstream = upstream_to(backend.url, settings)
     try:
         yield backend, upstream
-        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint)[0] == 0
+        assert busy_and_idle(upstream.endpoints.states[0])[0] == 0
     finally:
         await upstream.close()
         for each in (backend.listener, *backend.connections):

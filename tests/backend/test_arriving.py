@@ -191,7 +191,7 @@ async def test_an_answer_that_is_all_there_is_read_at_once_however_it_is_chunked
                 await asyncio.sleep(0)
             async with asyncio.timeout(5):
                 assert await asked == body
-            upstream.connections.keep_only(())  # the next request comes over a connection of its own
+            upstream.endpoints.states[0].close_idle()  # the next request comes over a connection of its own
 
 
 async def test_a_byte_of_a_held_answer_costs_the_same_however_many_have_come_before() -> None:

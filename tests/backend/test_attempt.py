@@ -34,6 +34,7 @@ from tests.backend.sockets import (
     INTERIM,
     Ending,
     ask,
+    busy_and_idle,
     calling,
     listening,
     read_whole,
@@ -176,7 +177,7 @@ async def test_an_answer_that_cannot_be_understood_is_refused_and_its_connection
             await asked
         assert caught.value.kind is ErrorKind.MALFORMED_RESPONSE
         assert words in caught.value.message
-        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 0)
+        assert busy_and_idle(upstream.endpoints.states[0]) == (0, 0)
 
 
 async def test_an_answer_that_comes_before_all_is_sent_ends_the_upload() -> None:
@@ -191,7 +192,7 @@ async def test_an_answer_that_comes_before_all_is_sent_ends_the_upload() -> None
         while not upload.is_cancelled:
             await asyncio.sleep(0)
         # the request has no end: its connection cannot carry another
-        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 0)
+        assert busy_and_idle(upstream.endpoints.states[0]) == (0, 0)
 
 
 class Impatient:
@@ -253,7 +254,7 @@ async def test_an_answer_is_not_lost_where_writing_the_rest_of_the_request_fails
         try:
             answered = ask(upstream, "POST", Body(open=pieces, can_be_repeated=False))
             assert await answered == (b"ok", ["200"])
-            assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 0)
+            assert busy_and_idle(upstream.endpoints.states[0]) == (0, 0)
         finally:
             await upstream.close()
 
@@ -436,13 +437,13 @@ async def test_an_upload_that_breaks_while_the_answer_comes_gives_its_own_error(
 )
 async def test_a_body_that_has_arrived_is_taken_at_once(answer: bytes, max_bytes: int, expected: bytes | None) -> None:
     async with calling("keep_alive: 1m") as (backend, upstream):
-        endpoint = upstream.endpoints.states[0].endpoint
+        (state,) = upstream.endpoints.states
         taken: list[bytes | None] = []
         counts: list[tuple[int, int]] = []
 
         async def read(answer: Answer) -> None:
             taken.append(answer.take_arrived(max_bytes))
-            counts.append(upstream.connections.counts(endpoint))
+            counts.append(busy_and_idle(state))
 
         attempts: list[Attempt] = []
         asked = asyncio.ensure_future(upstream.call(BackendRequest("GET", "/x", [], Body()), attempts, read))
@@ -718,7 +719,7 @@ async def test_an_answer_in_tiny_chunks_is_refused_and_others_run_while_it_is_re
             gc.enable()
             beside.cancel()
         assert caught.value.kind is ErrorKind.MALFORMED_RESPONSE
-        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 0)
+        assert busy_and_idle(upstream.endpoints.states[0]) == (0, 0)
     assert longest_s < 0.006  # to the end of its window it takes as long, to its own twice that
 
 
@@ -731,7 +732,7 @@ async def test_a_whole_500_ends_its_connection(status: str, n_kept: int) -> None
         await backend.read_request(connection)
         await asyncio.get_running_loop().sock_sendall(connection, ANSWER.replace(b"200 OK", status.encode()))
         assert await asked == (b"ok", [status[:3]])
-        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, n_kept)
+        assert busy_and_idle(upstream.endpoints.states[0]) == (0, n_kept)
 
 
 @pytest.mark.parametrize(
@@ -749,12 +750,12 @@ async def test_a_connection_is_kept_only_when_the_answer_that_came_over_it_was_f
     error: Exception | None, n_kept: int, is_taken: bool
 ) -> None:
     async with calling("keep_alive: 1m, retry: {attempts: 1}") as (backend, upstream):
-        endpoint = upstream.endpoints.states[0].endpoint
+        (state,) = upstream.endpoints.states
 
         async def read(answer: Answer) -> None:
             text = answer.take_arrived(10) if is_taken else await read_whole(answer)
             assert text == b"ok"
-            assert upstream.connections.counts(endpoint) == (1, 0)  # still its own
+            assert busy_and_idle(state) == (1, 0)  # still its own
             assert await read_whole(answer) == b""
             if error is not None:
                 raise error
@@ -767,7 +768,7 @@ async def test_a_connection_is_kept_only_when_the_answer_that_came_over_it_was_f
         else:
             with pytest.raises(type(error)):
                 await asked
-        assert upstream.connections.counts(endpoint) == (0, n_kept)
+        assert busy_and_idle(state) == (0, n_kept)
 
 
 async def test_what_comes_behind_an_answer_while_it_is_judged_ends_its_connection() -> None:
@@ -784,7 +785,7 @@ async def test_what_comes_behind_an_answer_while_it_is_judged_ends_its_connectio
         connection = await backend.accept()
         await backend.serve_once(connection)
         assert await asked == b"ok"
-        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 0)
+        assert busy_and_idle(upstream.endpoints.states[0]) == (0, 0)
 
 
 @pytest.mark.parametrize("behind", [b"\r\n", b"H", ANSWER[:10], ANSWER])

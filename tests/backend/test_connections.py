@@ -11,26 +11,26 @@ import pytest
 from gateway.backend.asking import BackendRequest, Body, Sending
 from gateway.backend.attempt import Answer
 from gateway.backend.connections import Connections
-from gateway.backend.endpoints import Endpoint
+from gateway.backend.endpoints import EndpointState
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
-from tests.backend.sockets import ANSWER, Backend, ask, read_whole, upstream_to, whole
+from tests.backend.sockets import ANSWER, Backend, ask, busy_and_idle, read_whole, upstream_to, whole
 from tests.backend.waiting import turns
 
 
 @asynccontextmanager
-async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connections, Endpoint]]:
+async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connections, EndpointState]]:
     """The connections to one backend; at the end no slot may be taken."""
     backend = Backend()
     upstream = upstream_to(backend.url, settings)
-    connections, endpoint = upstream.connections, upstream.endpoints.states[0].endpoint
+    connections, state = upstream.connections, upstream.endpoints.states[0]
     try:
-        yield backend, upstream, connections, endpoint
+        yield backend, upstream, connections, state
         assert connections._in_use == 0
         assert not connections._waiters
-        assert connections.counts(endpoint)[0] == 0
+        assert busy_and_idle(state)[0] == 0
     finally:
         await upstream.close()
         assert not connections._open
@@ -38,11 +38,11 @@ async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connecti
             each.close()
 
 
-async def take(connections: Connections, endpoint: Endpoint, *, fresh: bool = False) -> Wire:
+async def take(connections: Connections, state: EndpointState, *, fresh: bool = False) -> Wire:
     await connections.wait_for_slot()
     try:
-        wire = None if fresh else connections.take_idle(endpoint, asyncio.get_running_loop().time())
-        return await connections.take_new(endpoint) if wire is None else wire
+        wire = None if fresh else connections.take_idle(state, asyncio.get_running_loop().time())
+        return await connections.take_new(state) if wire is None else wire
     except BaseException:
         connections.release_slot()
         raise
@@ -150,7 +150,7 @@ async def test_a_wait_that_ends_without_a_connection_is_time_in_the_queue_and_no
 
 @pytest.mark.parametrize("n_turns", range(40))
 async def test_a_call_that_is_cancelled_at_any_moment_releases_its_slot(n_turns: int) -> None:
-    async with pool("max_connections: 1") as (backend, upstream, connections, endpoint):
+    async with pool("max_connections: 1") as (backend, upstream, connections, state):
 
         async def serve() -> None:
             await backend.serve_once(await backend.accept())
@@ -161,7 +161,7 @@ async def test_a_call_that_is_cancelled_at_any_moment_releases_its_slot(n_turns:
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         assert connections._in_use == 0
-        assert connections.counts(endpoint)[0] == 0
+        assert busy_and_idle(state)[0] == 0
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
 
@@ -169,8 +169,8 @@ async def test_a_call_that_is_cancelled_at_any_moment_releases_its_slot(n_turns:
 @pytest.mark.parametrize("n_turns", range(40))
 async def test_a_connection_that_is_cancelled_while_it_opens_releases_its_slot_and_no_socket(n_turns: int) -> None:
     # Python warns of a socket that nobody closes, which makes this fail
-    async with pool("max_connections: 1") as (_, _, connections, endpoint):
-        taking = asyncio.ensure_future(take(connections, endpoint))
+    async with pool("max_connections: 1") as (_, _, connections, state):
+        taking = asyncio.ensure_future(take(connections, state))
         await turns(n_turns)
         taking.cancel()
         for taken in await asyncio.gather(taking, return_exceptions=True):
@@ -183,7 +183,7 @@ async def test_a_backend_that_refuses_releases_the_slot(unused_tcp_port: int) ->
     upstream = upstream_to(f"http://127.0.0.1:{unused_tcp_port}", "max_connections: 1")
     for _ in range(3):
         with pytest.raises(GatewayError, match=f"127.0.0.1:{unused_tcp_port}") as caught:
-            await take(upstream.connections, upstream.endpoints.states[0].endpoint)
+            await take(upstream.connections, upstream.endpoints.states[0])
         assert (caught.value.kind, caught.value.sent) == (ErrorKind.UNREACHABLE, False)
     assert upstream.connections._in_use == 0
     await upstream.close()
@@ -191,7 +191,7 @@ async def test_a_backend_that_refuses_releases_the_slot(unused_tcp_port: int) ->
 
 @pytest.mark.parametrize("is_read_whole", [False, True])
 async def test_an_answer_that_gave_its_connection_back_cannot_reach_it_any_more(is_read_whole: bool) -> None:
-    async with pool("max_connections: 2") as (backend, upstream, connections, endpoint):
+    async with pool("max_connections: 2") as (backend, upstream, _, state):
         answers: list[Answer] = []
 
         async def read(answer: Answer) -> bytes:
@@ -204,61 +204,61 @@ async def test_an_answer_that_gave_its_connection_back_cannot_reach_it_any_more(
         assert await asked == b"ok"
         asked = asyncio.ensure_future(upstream.call(request, [], read_whole))
         await backend.read_request(backend.connections[0])
-        assert connections.counts(endpoint) == (1, 0)
+        assert busy_and_idle(state) == (1, 0)
         answers[0].approve()
         assert not answers[0].abandon()
         assert (answers[0].take_arrived(10), await answers[0].next()) == (None, b"")
-        assert connections.counts(endpoint) == (1, 0)
+        assert busy_and_idle(state) == (1, 0)
         await asyncio.get_running_loop().sock_sendall(backend.connections[0], ANSWER)
         assert await asked == b"ok"
 
 
 async def test_the_connection_used_last_is_used_next() -> None:
-    async with pool("max_connections: 3") as (backend, _, connections, endpoint):
-        wires = [await take(connections, endpoint), await take(connections, endpoint)]
+    async with pool("max_connections: 3") as (backend, _, connections, state):
+        wires = [await take(connections, state), await take(connections, state)]
         for wire in wires:
             await be_answered(backend, wire)
             connections.give_back(wire)
-        assert connections.counts(endpoint) == (0, 2)
-        used = await take(connections, endpoint)
+        assert busy_and_idle(state) == (0, 2)
+        used = await take(connections, state)
         assert used is wires[1]
-        assert connections.counts(endpoint) == (1, 1)
-        fresh = await take(connections, endpoint, fresh=True)
+        assert busy_and_idle(state) == (1, 1)
+        fresh = await take(connections, state, fresh=True)
         assert fresh not in wires
         close(connections, used, fresh)
 
 
 async def test_one_connection_more_than_are_allowed_closes_the_one_that_was_idle_longest() -> None:
-    async with pool("max_connections: 2") as (backend, _, connections, endpoint):
-        kept = [await take(connections, endpoint) for _ in range(2)]
+    async with pool("max_connections: 2") as (backend, _, connections, state):
+        kept = [await take(connections, state) for _ in range(2)]
         for wire in kept:
             await be_answered(backend, wire)
             connections.give_back(wire)
-        assert connections.counts(endpoint) == (0, 2)
-        fresh = await take(connections, endpoint, fresh=True)
-        assert connections.counts(endpoint) == (1, 1)
+        assert busy_and_idle(state) == (0, 2)
+        fresh = await take(connections, state, fresh=True)
+        assert busy_and_idle(state) == (1, 1)
         await turns()
         assert connections._open == {fresh, kept[1]}
         close(connections, fresh)
 
 
 async def test_idle_connections_are_closed_after_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pool("keep_alive: 1m") as (backend, upstream, connections, endpoint):
+    async with pool("keep_alive: 1m") as (backend, upstream, connections, state):
         loop = asyncio.get_running_loop()
         await exchange(backend, upstream)
-        assert connections.counts(endpoint) == (0, 1)
+        assert busy_and_idle(state) == (0, 1)
         sweeper: Any = connections._sweeper
         assert 59 < sweeper.when() - loop.time() <= 60
         sweeper.cancel()
         connections._sweep()  # too early: it comes again when the time is over
-        assert connections.counts(endpoint) == (0, 1)
+        assert busy_and_idle(state) == (0, 1)
         again: Any = connections._sweeper
         assert abs(again.when() - sweeper.when()) < 1
         again.cancel()
         now = loop.time()
         monkeypatch.setattr(loop, "time", lambda: now + 61)
         connections._sweep()
-        assert connections.counts(endpoint) == (0, 0)
+        assert busy_and_idle(state) == (0, 0)
         assert connections._sweeper is None
         monkeypatch.undo()
         # the backend sees the end
@@ -266,20 +266,20 @@ async def test_idle_connections_are_closed_after_keep_alive(monkeypatch: pytest.
 
 
 async def test_a_connection_that_was_idle_too_long_is_not_used_even_if_nobody_swept() -> None:
-    async with pool("keep_alive: 1m") as (backend, upstream, connections, endpoint):
+    async with pool("keep_alive: 1m") as (backend, upstream, connections, state):
         await exchange(backend, upstream)
-        assert connections.counts(endpoint) == (0, 1)
-        assert connections.take_idle(endpoint, asyncio.get_running_loop().time() + 61) is None
-        assert connections.counts(endpoint) == (0, 0)
+        assert busy_and_idle(state) == (0, 1)
+        assert connections.take_idle(state, asyncio.get_running_loop().time() + 61) is None
+        assert busy_and_idle(state) == (0, 0)
 
 
 async def test_an_idle_connection_that_the_backend_ends_is_forgotten() -> None:
-    async with pool("keep_alive: 1m") as (backend, upstream, connections, endpoint):
+    async with pool("keep_alive: 1m") as (backend, upstream, connections, state):
         await exchange(backend, upstream)
         backend.connections[0].close()
         while connections._open:
             await asyncio.sleep(0)
-        assert connections.counts(endpoint) == (0, 0)
+        assert busy_and_idle(state) == (0, 0)
 
 
 async def test_closing_ends_the_waiting() -> None:
@@ -293,10 +293,10 @@ async def test_closing_ends_the_waiting() -> None:
 
 
 async def test_nothing_is_remembered_of_an_endpoint_that_left_while_a_request_was_on_its_way_to_it() -> None:
-    async with pool("keep_alive: 1m") as (_, _, connections, endpoint):
-        connections.keep_only(())  # its name stands for another address now
-        connections.give_back(await take(connections, endpoint))
-        assert not connections._pools
+    async with pool("keep_alive: 1m") as (_, upstream, connections, state):
+        upstream.endpoints.replace(())  # its name stands for another address now
+        connections.give_back(await take(connections, state))
+        assert not state.idle
         while connections._open:
             await asyncio.sleep(0)
 
@@ -307,7 +307,7 @@ class Held:
 
 @pytest.mark.parametrize("in_one_piece", [True, False])
 async def test_an_idle_connection_holds_nothing_of_the_request_before(in_one_piece: bool) -> None:
-    async with pool("keep_alive: 1m") as (backend, upstream, connections, endpoint):
+    async with pool("keep_alive: 1m") as (backend, upstream, _, state):
         held = Held()
         seen = weakref.ref(held)
 
@@ -326,5 +326,5 @@ async def test_an_idle_connection_holds_nothing_of_the_request_before(in_one_pie
         assert await asked == b"ok"
         del asked
         await turns()
-        assert connections.counts(endpoint) == (0, 1)
+        assert busy_and_idle(state) == (0, 1)
         assert seen() is None

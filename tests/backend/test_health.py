@@ -15,7 +15,7 @@ from gateway.config import parse
 from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import BackendPlan, Plan
 from gateway.policy import health as policy
-from tests.backend.sockets import ask, whole
+from tests.backend.sockets import ask, busy_and_idle, whole
 from tests.backend.waiting import lines, until
 from tests.conftest import running
 
@@ -342,11 +342,11 @@ async def test_probes_take_no_place_and_are_no_requests() -> None:
     async with serving() as server, probing(server.url, settings) as (upstream, state):
         connections = upstream.connections
         await connections.wait_for_slot()
-        wire = await connections.take_new(state.endpoint)
+        wire = await connections.take_new(state)
         await server.answers(5)
         assert state.is_up
         assert state.in_flight == 0
-        assert connections.counts(state.endpoint) == (1, 0)
+        assert busy_and_idle(state) == (1, 0)
         assert not wire.transport.is_closing()  # type: ignore[union-attr]
         connections.drop(wire)
 

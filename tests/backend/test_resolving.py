@@ -566,7 +566,8 @@ async def test_a_look_up_that_ends_after_the_plan_brings_no_endpoint_back(monkey
     upstream.retire()
     (await look_ups.next()).set_result(found("10.0.0.1", "10.0.0.2"))
     await until(lambda: len(upstream.endpoints.states) == 2)  # for requests that have begun
-    assert not upstream.connections._pools
+    await asyncio.sleep(0)
+    assert not upstream.connections._open
     await upstream.close()
 
 

@@ -18,7 +18,7 @@ from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.sockets import ESTABLISHED, Watched
-from tests.backend.sockets import ANSWER, Backend, ask, streamed, upstream_to, whole
+from tests.backend.sockets import ANSWER, Backend, ask, busy_and_idle, streamed, upstream_to, whole
 from tests.system.scripted import RESET
 
 SMALL = b"x" * 100
@@ -93,7 +93,7 @@ async def test_the_request_keeps_its_place_among_the_connections_when_it_is_sent
         assert caught.value.kind is ErrorKind.OVERLOADED
         await backend.serve_once(again)
         assert await asked == (b"ok", ["upstream_closed", "200"])
-        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 1)
+        assert busy_and_idle(upstream.endpoints.states[0]) == (0, 1)
 
 
 async def test_no_place_is_lost_where_the_new_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,4 +220,4 @@ async def test_bytes_on_an_idle_connection_close_it(text: bytes) -> None:
         asked = asyncio.ensure_future(ask(upstream, "POST", whole(SMALL)))
         await backend.serve_once(await backend.accept())
         assert await asked == (b"ok", ["200"])
-        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 1)
+        assert busy_and_idle(upstream.endpoints.states[0]) == (0, 1)

@@ -23,7 +23,7 @@ from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.tls import TlsLayer
-from tests.backend.sockets import ANSWER, ask, streamed, upstream_to, whole
+from tests.backend.sockets import ANSWER, ask, busy_and_idle, streamed, upstream_to, whole
 from tests.certificates import Authority
 from tests.system.scripted import RESET
 
@@ -191,8 +191,7 @@ async def test_an_address_of_a_name_is_asked_for_by_the_name(authority: Authorit
         async with upstream(backend.url, f"tls: {{ca: {authority.path}}}") as reached:
             address = reached.endpoints.states[0].endpoint
             named = replace(address, authority=f"models.example:{address.port}")
-            await reached.connections.wait_for_slot()
-            reached.connections.drop(await reached.connections.take_new(named))
+            (await reached.connections.connect(named)).abort()
             assert backend.names == ["models.example"]
 
 
@@ -421,8 +420,7 @@ async def test_a_renewed_authority_is_used_for_new_connections_while_others_go_o
                 assert len(before.peers) == 1
                 port = int(after.url.rpartition(":")[2])
                 moved = replace(reached.endpoints.states[0].endpoint, port=port, authority=f"127.0.0.1:{port}")
-                await reached.connections.wait_for_slot()
-                reached.connections.drop(await reached.connections.take_new(moved))
+                (await reached.connections.connect(moved)).abort()
             await serving
 
 
@@ -631,7 +629,7 @@ async def test_a_second_answer_in_the_same_record_or_behind_it_closes_the_connec
             both = layer._outgoing.read()
             os.write(peer.writer.get_extra_info("socket").fileno(), both[: len(both) - len(ANSWER) + part])
             assert await asked == (b"ok", ["200"])
-            assert reached.connections.counts(reached.endpoints.states[0].endpoint) == (0, 0)
+            assert busy_and_idle(reached.endpoints.states[0]) == (0, 0)
             assert len(backend.peers) == 1
 
 

@@ -516,9 +516,8 @@ async def test_the_connections_of_uploads_do_not_pile_up() -> None:
     async with lying(server.serve) as liar, running(liar.url, "", "binary: always") as client:
         for _ in range(3):
             await asyncio.gather(*(client.infer(header + LARGE.tobytes(), len(header)) for _ in range(2)))
-        connections = client.gateway.data_plane.gateway.serving.upstreams["main"].connections
-        (endpoint,) = connections._pools
-        assert connections.counts(endpoint) == (0, 2)
+        (state,) = client.gateway.data_plane.gateway.serving.upstreams["main"].endpoints.states
+        assert (state.busy, len(state.idle)) == (0, 2)
         await until(lambda: sum(not each.ended.is_set() for each in liar.connections) == 2)
 
 
