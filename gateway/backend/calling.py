@@ -259,10 +259,10 @@ class Call(Generic[T]):
             self._has_failed = True
             self.tried = (*self.tried, state)
             if error.kind is ErrorKind.UNREACHABLE:
-                self._upstream.speaking.forget(state.url)
+                state.speech.forget()
             self._upstream.note_failure(state, self._trial, error.message)
         elif is_redirect or error.kind is ErrorKind.BACKEND_ERROR:
-            self._upstream.speaking.doubt(state.url)  # another kind of server may run there now
+            state.speech.doubt(asyncio.get_running_loop().time())  # another kind of server may run there now
             if self._trial is not None:
                 self._upstream.note_success(state, self._trial)
         return error

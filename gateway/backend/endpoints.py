@@ -3,7 +3,9 @@
 Not here: opening and lending connections (`connections`), and decisions by the state (`policy`).
 """
 
+import asyncio
 import ipaddress
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -12,13 +14,27 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gateway.certificates import TlsContext
+from gateway.errors import GatewayError
 from gateway.policy.ejection import Ejection
+from gateway.policy.health import Condition
 
 if TYPE_CHECKING:
     from gateway.backend.wire import Wire
 
 REASON_CHARACTERS = 300
 """The longest reason of a change that is kept; parts of it may come from the endpoint."""
+
+DOUBT_S = 0.1
+"""The shortest time between questions because of failed requests, so that one client cannot cause a flood of them."""
+
+TRUSTED_S = 30.0
+"""After a doubted endpoint has given the same answer again, new doubts within this time do not make requests wait.
+
+The failed requests were probably wrong themselves. The endpoint is still asked, but beside the requests.
+"""
+
+NEVER_S = -math.inf
+"""A time before all others."""
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -87,6 +103,55 @@ class Change:
     """The time of day, in seconds since 1970."""
 
 
+@dataclass(frozen=True)
+class Said:
+    """The kind of a server, by its answers."""
+
+    dialect: str
+    """A name of `dialect` in the configuration; empty if the answers fit none."""
+    is_binary: bool = False
+    """Whether the server says that it has the binary extension."""
+    title: str = field(default="", compare=False)
+    """Name and version, made safe and short for a log line; empty if the server says neither."""
+    answers: str = ""
+    """If the answers fit no dialect: the questions and the answers, in words."""
+
+
+@dataclass(slots=True, eq=False)
+class Speech:
+    """The answers of one endpoint about what it speaks; `speaking` asks."""
+
+    said: Said = Said("")
+    heard_s: float = NEVER_S
+    """When the endpoint has answered; `NEVER_S` also if another server may run there since."""
+    failure: GatewayError | None = None
+    """Why the last questions got no usable answer; None if they did, or if there were none."""
+    failed_s: float = NEVER_S
+    asking: "asyncio.Task[None] | None" = None
+    is_doubted: bool = False
+    """Whether a request to the endpoint has failed since its last answer."""
+    _doubted_s: float = NEVER_S
+    _trusted_s: float = NEVER_S
+
+    def hear(self, said: Said, now_s: float) -> None:
+        """Take the endpoint's answer."""
+        if self.is_doubted:
+            self._trusted_s = now_s if said == self.said else NEVER_S
+        self.said, self.heard_s, self.failure, self.is_doubted = said, now_s, None, False
+
+    def doubt(self, now_s: float) -> None:
+        """Doubt the answer, because a request to the endpoint has failed; at most once in `DOUBT_S`."""
+        if now_s - self._doubted_s >= DOUBT_S:
+            self._doubted_s = now_s
+            self.is_doubted = True
+            if now_s - self._trusted_s >= TRUSTED_S:
+                self.heard_s = NEVER_S
+
+    def forget(self) -> None:
+        """Let the endpoint be asked again before the next request: another server may run there now."""
+        self.heard_s = self._trusted_s = NEVER_S
+
+
 @dataclass(slots=True, eq=False)
 class EndpointState:
     """The state of one endpoint while the gateway runs. It outlives the plans that name the endpoint."""
@@ -98,10 +163,12 @@ class EndpointState:
     """False from when health probes have found it down until they find it up again."""
     ejection: Ejection = field(default_factory=Ejection)
     """Whether the endpoint's failures have ejected it."""
-    health_change: Change = field(default_factory=Change)
-    """When probes last found it down or up."""
-    ejection_change: Change = field(default_factory=Change)
-    """When an ejection last began or ended."""
+    condition: Condition = field(default_factory=Condition)
+    """What all probes so far have found."""
+    speech: Speech = field(default_factory=Speech)
+    """What the endpoint says that it speaks."""
+    last_change: Change = field(default_factory=Change)
+    """When and why it was last found down or up, ejected or brought back."""
     busy: int = 0
     """How many connections carry a request."""
     idle: deque["Wire"] = field(default_factory=deque)
@@ -109,22 +176,10 @@ class EndpointState:
     is_kept: bool = True
     """Whether the backend still has the endpoint; if not, its connections are closed when they become idle."""
 
-    def note_health(self, reason: str) -> None:
-        """Note when and why `is_up` has changed."""
-        self.health_change = Change(reason[:REASON_CHARACTERS])
-
-    def note_ejection(self, reason: str) -> None:
-        """Note when and why an ejection has begun or ended."""
-        self.ejection_change = Change(reason[:REASON_CHARACTERS])
-
-    @property
-    def last_change(self) -> Change:
-        """The change that led to the present state: down, else ejected, else up."""
-        if not self.is_up:
-            return self.health_change
-        if self.is_ejected:
-            return self.ejection_change
-        return max(self.health_change, self.ejection_change, key=lambda change: change.at_s)
+    def note(self, reason: str) -> None:
+        """Note that the endpoint was found down or up, ejected or brought back: another server may run there now."""
+        self.last_change = Change(reason[:REASON_CHARACTERS])
+        self.speech.forget()
 
     @property
     def url(self) -> str:

@@ -16,6 +16,7 @@ from gateway import __version__
 from gateway.backend.connections import Connections, NoAnswerError
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
 from gateway.backend.questions import Asker
+from gateway.backend.tasks import Tasks
 from gateway.codec import Dialect
 from gateway.config import Health
 from gateway.errors import ErrorKind, GatewayError
@@ -48,9 +49,8 @@ class HealthProbes:
         """The dialect that judges the answers; None: they are judged by their status."""
         self._fields: Fields = []
         self._connections = connections
-        self._conditions: dict[EndpointState, Condition] = {}
-        self._tasks: dict[EndpointState, asyncio.Task[None]] = {}
-        self._ended: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
+        self._probing: dict[EndpointState, asyncio.Task[None]] = {}
 
     def start(self, settings: Health | None, headers: BackendHeaders, dialect: Dialect | None = None) -> None:
         """Probe by *settings*. Without settings all endpoints count as up.
@@ -61,52 +61,44 @@ class HealthProbes:
         self.stop()
         self._settings = settings
         if settings is None:
-            for state, condition in self._conditions.items():
-                if not condition.is_up:
-                    state.is_up = True
-                    state.note_health("counts as up: `health` is not set")
+            for state in self._endpoints.states:
+                if not state.condition.is_up:
+                    state.is_up, state.condition = True, Condition()
+                    state.note("counts as up: `health` is not set")
                     log.info("backend %r: %s counts as up, because `health` is not set", self._backend, state.url)
-            self._conditions.clear()
             return
         # an answer on a configured path is judged by its status alone
         self._dialect = dialect if settings.path is None else None
         path = settings.path or (dialect.live_path if dialect is not None else V2_PATH)
         self._fields = headers.probing(USER_AGENT)
         if path != self._path:
-            self._conditions = {state: known.for_another_path() for state, known in self._conditions.items()}
+            for state in self._endpoints.states:
+                state.condition = state.condition.for_another_path()
             self._path = path
         self.follow()
 
     def follow(self) -> None:
-        """Probe the backend's current endpoints, if probes are configured."""
+        """Probe the backend's current endpoints, and no others, if probes are configured."""
         if self._settings is None:
             return
         states = self._endpoints.states
-        for state in self._tasks.keys() - set(states):
-            self._end(self._tasks.pop(state))
-        for state in self._conditions.keys() - set(states):
-            del self._conditions[state]
+        for state in self._probing.keys() - set(states):
+            self._probing.pop(state).cancel()
         for state in states:
-            self._conditions.setdefault(state, Condition())
-            if state not in self._tasks:
-                self._tasks[state] = asyncio.ensure_future(self._watch(state, self._settings))
+            if state not in self._probing:
+                self._probing[state] = self._tasks.begin(self._watch(state, self._settings))
 
     def stop(self) -> None:
         """End all probes, also those that run. The endpoints' conditions stay."""
         self._settings = None
-        for task in self._tasks.values():
-            self._end(task)
-        self._tasks.clear()
+        for task in self._probing.values():
+            task.cancel()
+        self._probing.clear()
 
     async def close(self) -> None:
         """As `stop`, and wait until nothing runs any more."""
         self.stop()
-        await asyncio.gather(*self._ended, return_exceptions=True)
-
-    def _end(self, task: asyncio.Task[None]) -> None:
-        self._ended.add(task)
-        task.add_done_callback(self._ended.discard)
-        task.cancel()
+        await self._tasks.close()
 
     async def _watch(self, state: EndpointState, settings: Health) -> None:
         """Probe one endpoint, one probe after the other."""
@@ -125,12 +117,11 @@ class HealthProbes:
             await asyncio.sleep(next_delay_s(settings.interval, took_s, random.random()))  # noqa: S311
 
     def _judge(self, state: EndpointState, finding: Finding, words: str, settings: Health) -> None:
-        before = self._conditions[state]
-        now = before.after(finding, settings.unhealthy_after, settings.healthy_after)
-        self._conditions[state] = now
+        before = state.condition
+        state.condition = now = before.after(finding, settings.unhealthy_after, settings.healthy_after)
         state.is_up = now.is_up
         if finding is Finding.HEALTHY and state.ejection.recover(asyncio.get_running_loop().time()):
-            state.note_ejection("a probe of it has succeeded")
+            state.note("a probe of it has succeeded")
             log.info("backend %r: %s is back: a probe of it has succeeded", self._backend, state.url)
         if now.is_path_missing and not before.is_path_missing:
             log.warning(
@@ -139,14 +130,14 @@ class HealthProbes:
                 *(self._backend, state.url, words, self._path),
             )
         if before.is_up and not now.is_up:
-            state.note_health(words)
+            state.note(words)
             n_probes = f"{settings.unhealthy_after} probes" if settings.unhealthy_after > 1 else "a probe"
             log.warning(
                 "backend %r: %s is down: %s of %s failed, the last: %s",
                 *(self._backend, state.url, n_probes, self._path, words[:SHOWN_CHARACTERS]),
             )
         elif now.is_up and not before.is_up:
-            state.note_health(f"probes get {words}")
+            state.note(f"probes get {words}")
             log.info("backend %r: %s is up again: probes of %s get %s", self._backend, state.url, self._path, words)
 
     async def _probe(self, endpoint: Endpoint, settings: Health) -> tuple[Finding, str]:

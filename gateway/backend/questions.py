@@ -8,12 +8,12 @@ take no slot and are counted nowhere. Not here: when a server is asked, and how 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.connections import Connections, NoAnswerError
-from gateway.backend.endpoints import Endpoint, EndpointSet
+from gateway.backend.endpoints import Endpoint, EndpointSet, Said
 from gateway.backend.resolving import Names
 from gateway.codec import error_body
 from gateway.config.values import shortened
@@ -192,20 +192,6 @@ class Asker:
         return Answer(head.code, head.reason, bytes(received), headers, took_s, len(body), certificate)
 
 
-@dataclass(frozen=True)
-class Said:
-    """The kind of a server, by its answers."""
-
-    dialect: str
-    """A name of `dialect` in the configuration; empty if the answers fit none."""
-    is_binary: bool = False
-    """Whether the server says that it has the binary extension."""
-    title: str = field(default="", compare=False)
-    """Name and version, made safe and short for a log line; empty if the server says neither."""
-    answers: str = ""
-    """If the answers fit no dialect: the questions and the answers, in words."""
-
-
 def said_of_v2(answer: Answer) -> Said:
     """The kind of server by *answer* to `GET /v2`. Only a name is required: servers are careless with the rest."""
     document = answer.json if answer.status == 200 else None
@@ -226,16 +212,6 @@ def _is_version(answer: Answer) -> bool:
     """Whether *answer* to `GET /version` is a text such as `3.17.0`, as MLflow's server gives it."""
     text = answer.body.strip()
     return answer.status == 200 and not answer.is_html and text[:1].isdigit() and len(text) <= MAX_VERSION_BYTES
-
-
-async def ask_v2(get: Get) -> Said:
-    """Ask one question about V2, and judge the answer. Raises the errors of *get*."""
-    return said_of_v2(await get("/v2"))
-
-
-async def ask_dialect(get: Get) -> Said:
-    """Find the server's dialect by up to five questions, one after the other. Raises the errors of *get*."""
-    return await said_after(await get("/v2"), get)
 
 
 async def said_after(first: Answer, get: Get) -> Said:

@@ -67,7 +67,8 @@ class Upstream:
         probes = before.probes if before else HealthProbes(plan.name, self.endpoints, self.connections)
         self.probes: HealthProbes = probes
         self.recent_calls: RecentCalls = before.recent_calls if before else RecentCalls()
-        self.speaking: Speaking = before.speaking if before else Speaking(plan.name, self.endpoints)
+        speaking = before.speaking if before else Speaking(plan.name, self.endpoints, self.connections)
+        self.speaking: Speaking = speaking
         self.configured = configured(settings.dialect, settings.binary)
         """What the backend speaks by its configuration; None if endpoints have to be asked."""
         if before is None:
@@ -86,11 +87,11 @@ class Upstream:
             keep_alive_s=settings.keep_alive,
         )
         fields, total_s = self._plan.headers.probing(USER_AGENT), settings.timeouts.total
-        self.speaking.configure(settings.dialect, settings.binary, fields, self.connections, total_s)
+        self.speaking.configure(settings.dialect, settings.binary, fields, total_s)
         if not self.ejection_rules.failures:
             for state in self.endpoints.states:
                 if state.is_ejected:
-                    state.note_ejection("ejection is switched off")
+                    state.note("ejection is switched off")
                 state.ejection.clear()
 
     async def start(self) -> None:
@@ -170,9 +171,9 @@ class Upstream:
         n_others = sum(1 for each in states if each is not state and each.is_up and not each.is_ejected)
         rules = self.ejection_rules
         now_s = asyncio.get_running_loop().time()
-        self.speaking.doubt(state.url)
+        state.speech.doubt(now_s)
         if state in states and state.ejection.fail(now_s, rules, trial, n_others, len(states)):
-            state.note_ejection(reason)
+            state.note(reason)
             log.warning(
                 "backend %r: %s is ejected for %g s: %d failures within %g s, the last: %s",
                 *(self.name, state.url, rules.for_s, rules.failures, rules.window_s, reason),
@@ -181,7 +182,7 @@ class Upstream:
     def note_success(self, state: EndpointState, trial: Trial) -> None:
         """End the endpoint's ejection, because its *trial* has succeeded."""
         if state.ejection.succeed(trial):
-            state.note_ejection("a request to it has succeeded")
+            state.note("a request to it has succeeded")
             log.info("backend %r: %s is back: a request to it has succeeded", self.name, state.url)
 
     async def close(self) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 from urllib.parse import quote
 
 from gateway import __version__
-from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer, Said
+from gateway.backend.endpoints import Said
+from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
 from gateway.config import Address, Endpoint
 from gateway.doctor.asking import Asker
 from gateway.doctor.dialect_trials import DialectTrials

@@ -11,12 +11,12 @@ from typing import Any
 from urllib.parse import quote
 
 from gateway.backend.connections import NoAnswerError
+from gateway.backend.endpoints import Said
 from gateway.backend.questions import (
     MLFLOW,
     TENSORFLOW,
     V2,
     Answer,
-    Said,
     lists_openai_models,
     said_after,
     said_of_v2,

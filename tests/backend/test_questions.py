@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.backend.connections import NoAnswerError
-from gateway.backend.endpoints import Endpoint
-from gateway.backend.questions import Answer, Asker, Said, ask_dialect, ask_v2, own_connections
+from gateway.backend.endpoints import Endpoint, Said
+from gateway.backend.questions import Answer, Asker, own_connections, said_after, said_of_v2
 from tests.conftest import Connection, Liar, Script, answering, lying
 
 JSON, TEXT, HTML = "application/json", "text/plain", "text/html"
@@ -38,6 +38,10 @@ TF_REFUSAL = answer(b'{\n "error": "Could not find any versions of model any"\n}
 PING, VERSION = answer(b"\n", media_type=TEXT), answer(b"3.17.0\n", media_type=TEXT)
 
 
+async def ask_dialect(server: Server) -> Said:
+    return await said_after(await server.get("/v2"), server.get)
+
+
 @pytest.mark.parametrize(
     ("answers", "said", "n_asked"),
     [
@@ -57,7 +61,7 @@ PING, VERSION = answer(b"\n", media_type=TEXT), answer(b"3.17.0\n", media_type=T
 )
 async def test_a_server_is_recognized(answers: dict[str, Answer], said: Said, n_asked: int) -> None:
     server = Server(answers)
-    assert await ask_dialect(server.get) == said
+    assert await ask_dialect(server) == said
     assert len(server.asked) == n_asked
 
 
@@ -82,7 +86,7 @@ async def test_a_server_is_recognized(answers: dict[str, Answer], said: Said, n_
     ],
 )
 async def test_an_answer_that_only_looks_like_one_fits_nothing(answers: dict[str, Answer]) -> None:
-    said = await ask_dialect(Server(answers).get)
+    said = await ask_dialect(Server(answers))
     assert said.dialect == ""
     assert not said.is_binary
     for path in ("/v2 got", "/v1/models", "/v1/models/any", "/ping"):
@@ -99,20 +103,20 @@ async def test_an_answer_that_only_looks_like_one_fits_nothing(answers: dict[str
     ],
 )
 async def test_a_server_is_called_what_it_says_of_itself(answers: dict[str, Answer], title: str) -> None:
-    assert (await ask_dialect(Server(answers).get)).title == title
+    assert (await ask_dialect(Server(answers))).title == title
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 async def test_nothing_is_concluded_while_a_server_starts_or_its_proxy_does_not_reach_it(status: int) -> None:
     refused = answer(b'{"error": "starting"}', status)
     server = Server({"/v2": refused, "/v1/models/any": answer(b'{"error": "Not Found"}', 404)})
-    assert await ask_dialect(server.get) == Said("", answers=f"GET /v2 got {status} No")
+    assert await ask_dialect(server) == Said("", answers=f"GET /v2 got {status} No")
     assert server.asked == ["/v2"]
 
 
 async def test_for_the_binary_extension_one_question_is_enough() -> None:
     server = Server({"/v1/models": V1_MODELS})
-    assert await ask_v2(server.get) == Said("", answers="GET /v2 got 404 Not Found")
+    assert said_of_v2(await server.get("/v2")) == Said("", answers="GET /v2 got 404 Not Found")
     assert server.asked == ["/v2"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.backend import speaking
 from gateway.backend.connections import Connections
-from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
+from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.backend.resolving import Names
 from gateway.backend.speaking import Speaking, Spoken, configured
 from gateway.errors import ErrorKind, GatewayError
@@ -61,8 +61,8 @@ async def asking(
     connections.configure(
         max_connections=1, queue_length=0, queue_timeout_s=0.0, connect_timeout_s=5.0, keep_alive_s=0.0
     )
-    asker = Speaking("main", endpoints)
-    asker.configure(dialect, binary, [], connections)
+    asker = Speaking("main", endpoints, connections)
+    asker.configure(dialect, binary, [])
     async with AsyncExitStack() as stack:
         urls = [(await stack.enter_async_context(lying(server.serve))).url for server in servers]
         endpoints.replace([Endpoint.parse(url, None) for url in urls])
@@ -80,11 +80,11 @@ async def test_an_endpoint_that_is_down_has_no_say_and_is_asked_anew_when_it_is_
         down = endpoints.states[1]
         servers[1].is_binary = False
         down.is_up = False
-        down.note_health("503")
+        down.note("503")
         assert (await asker.spoken()).binary
         assert servers[1].asked == 1
         down.is_up = True
-        down.note_health("200")
+        down.note("200")
         assert not (await asker.spoken()).binary
         assert [server.asked for server in servers] == [1, 2]
 
@@ -110,14 +110,14 @@ async def test_binary_may_go_to_endpoints_that_have_said_so_since_something_fail
         assert list(map(asker.may_get_binary, endpoints.states)) == [True, False, True]
         does_not.is_up = False
         failed.is_up = False
-        failed.note_health("503")
+        failed.note("503")
         assert (await asker.spoken()).binary
         failed.is_up = True  # between the question and the choice of an endpoint
-        failed.note_health("200")
+        failed.note("200")
         assert list(map(asker.may_get_binary, endpoints.states)) == [True, False, False]
         assert (await asker.spoken()).binary
         assert asker.may_get_binary(failed)
-        asker.doubt(speaks.url)
+        speaks.speech.doubt(asyncio.get_running_loop().time())
         assert not asker.may_get_binary(speaks)
 
 
@@ -182,7 +182,7 @@ async def test_a_dialect_is_asked_once_and_again_after_a_failure() -> None:
         for _ in range(3):
             assert await asker.spoken() == Spoken("v2", binary=False)
         assert server.asked == 1
-        asker.doubt(endpoints.states[0].url)
+        endpoints.states[0].speech.doubt(asyncio.get_running_loop().time())
         await asker.spoken()
         assert server.asked == 2
 
@@ -191,14 +191,14 @@ async def test_requests_wait_for_one_answer_of_a_server_that_is_doubted_without_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A client whose requests are wrong does not make all others wait."""
-    monkeypatch.setattr(speaking, "DOUBT_S", 0.0)
+    monkeypatch.setattr("gateway.backend.endpoints.DOUBT_S", 0.0)
     server = Server()
     async with asking([server]) as (asker, endpoints), asyncio.timeout(DEADLINE_S):
         (state,) = endpoints.states
 
         async def doubted_while_it_is_slow() -> "asyncio.Task[Spoken]":
             server.may_answer.clear()
-            asker.doubt(state.url)
+            state.speech.doubt(asyncio.get_running_loop().time())
             asked = server.asked
             waiting = asyncio.ensure_future(asker.spoken())
             while server.asked == asked:
@@ -213,7 +213,7 @@ async def test_requests_wait_for_one_answer_of_a_server_that_is_doubted_without_
         for _ in range(2):  # it has said the same again: from now on it is asked beside the requests
             assert (await doubted_while_it_is_slow()).done()
             server.may_answer.set()
-            while is_doubted(asker, state):
+            while state.speech.is_doubted:
                 await asyncio.sleep(0.01)
         server.is_binary = False
         assert (await doubted_while_it_is_slow()).done()
@@ -224,17 +224,13 @@ async def test_requests_wait_for_one_answer_of_a_server_that_is_doubted_without_
         server.may_answer.set()
 
 
-def is_doubted(asker: Speaking, state: EndpointState) -> bool:
-    return asker._speeches[state].is_doubted
-
-
 async def test_a_dialect_that_was_known_is_kept_while_the_server_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speaking, "ASK_S", 0.2)
     server = Server()
     async with asking([server], "auto", "always") as (asker, endpoints):
         assert await asker.spoken() == Spoken("v2", binary=True)
         server.may_answer.clear()
-        asker.doubt(endpoints.states[0].url)
+        endpoints.states[0].speech.doubt(asyncio.get_running_loop().time())
         assert await asker.spoken() == Spoken("v2", binary=True)
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.backend import speaking
+from gateway.backend import endpoints, speaking
 from gateway.backend.speaking import Spoken
 from gateway.backend.upstream import Upstream
 from gateway.serving.relaying import UPLOAD_BYTES
@@ -668,7 +668,7 @@ async def test_a_body_that_was_not_sent_yet_becomes_json_if_the_endpoint_is_doub
         posting = asyncio.ensure_future(client.request("POST", "/v2/models/identity/infer", data=body, headers=headers))
         await until(lambda: admission.held_bytes)
         server.is_binary = False
-        upstream.speaking.doubt(upstream.endpoints.states[0].url)
+        upstream.endpoints.states[0].speech.doubt(asyncio.get_running_loop().time())
         body.may_go_on.set()
         assert is_right(await posting, array)
         await until(lambda: admission.held_bytes == 0)
@@ -690,7 +690,7 @@ async def test_a_body_that_waited_for_a_connection_becomes_json_if_nobody_reads_
         server.is_binary = False
         described = {"name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [4]}]}
         server.metadata = lambda: json.dumps(described).encode()
-        upstream.speaking.doubt(upstream.endpoints.states[0].url)
+        upstream.endpoints.states[0].speech.doubt(asyncio.get_running_loop().time())
         upstream.connections.release_slot()
         async with asyncio.timeout(DEADLINE_S):
             assert all(is_right(reply, ARRAY) for reply in await asyncio.gather(*asked, raw))
@@ -795,7 +795,7 @@ async def test_a_failure_while_others_are_in_flight_does_not_touch_them() -> Non
         upstream = client.gateway.data_plane.gateway.serving.upstreams["main"]
         await until(lambda: upstream.endpoints.states[0].in_flight)
         server.metadata = lambda: b'{"name": "old", "extensions": []}'
-        upstream.speaking.doubt(upstream.endpoints.states[0].url)
+        upstream.endpoints.states[0].speech.doubt(asyncio.get_running_loop().time())
         small = request()
         reply = await client.infer(small + ARRAY.tobytes(), len(small))
         assert server.inferences[-1].values(HEADER_LENGTH) == []
@@ -832,7 +832,7 @@ async def test_endpoints_that_differ_all_get_json(caplog: pytest.LogCaptureFixtu
         upstream = client.gateway.data_plane.gateway.serving.upstreams["main"]
         url = upstream.endpoints.states[1].url
         assert f"backend 'main': inferences become JSON: {url} does not say binary_tensor_data" in caplog.text
-        upstream.speaking.doubt(upstream.endpoints.states[1].url)
+        upstream.endpoints.states[1].speech.doubt(asyncio.get_running_loop().time())
         assert is_binary(await client.infer(header + ARRAY.tobytes(), len(header)))
 
 
@@ -988,7 +988,7 @@ async def test_a_detection_that_hangs_ends_in_words(monkeypatch: pytest.MonkeyPa
     async with passing(Server(metadata=lambda: None), backend="dialect: auto") as client:
         replies = [await client.infer(b"{}", 2) for _ in range(2)]  # the second does not wait again
     assert [reply.status for reply in replies] == [504, 504]
-    assert "gave no answer within 0.3 s" in replies[1].error
+    assert "no answer to GET /v2 within 0.3 s" in replies[1].error
 
 
 async def test_endpoints_of_different_dialects_are_named() -> None:
@@ -1022,7 +1022,7 @@ async def test_failures_do_not_become_a_flood_of_questions() -> None:
         began_s = loop.time()
         for _ in range(100):
             assert (await client.infer(b"{}", 2)).error == "bad request"
-        most = 2 + (loop.time() - began_s) / speaking.DOUBT_S
+        most = 2 + (loop.time() - began_s) / endpoints.DOUBT_S
     assert 2 <= len(asked) <= most
 
 
