@@ -123,7 +123,7 @@ async def silent(connection: Connection) -> None:
         (grpc, "this is a gRPC port, and the gateway needs the server's HTTP port"),
         pytest.param(silent, "no answer to GET /v2 within 5 s", marks=pytest.mark.slow),
         (answering(b"", "302 Found", "Location: https://x/login\r\n"), "a redirect to https://x/login"),
-        (answering(b"<html>", headers="Content-Type: text/html\r\n"), "an HTML page: this is a web site"),
+        (answering(b"<html>", headers="Content-Type: text/html\r\n"), "an HTML page, meant for people"),
         (answering(b"", "503 Service Unavailable"), "is it still starting"),
         (answering(b"{}", "401 Unauthorized"), "it needs credentials (401): give them with --header 'Authorization:"),
         (answering(b'{"type": "InvalidKeyException"}', "400 Bad Request"), 'it needs credentials (400: {"type": "Inv'),

@@ -10,7 +10,6 @@ Not here: whether an endpoint gets requests (`health`, `policy`).
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import os
 import ssl
@@ -21,25 +20,26 @@ from typing import NamedTuple
 
 from gateway import __version__
 from gateway.backend.connections import NoAnswerError
-from gateway.backend.endpoints import Endpoint
+from gateway.backend.endpoints import Endpoint, Said
 from gateway.backend.questions import (
     EXTENSION,
     MLFLOW,
     TEMPLATE,
     TENSORFLOW,
+    TORCHSERVES_404,
     Answer,
     Asker,
     Get,
     ask_other_dialect,
-    lists_openai_models,
     own_connections,
     said_of_v2,
 )
 from gateway.backend.resolving import look_up, usable_addresses
 from gateway.backend.speaking import AUTO, NEVER
+from gateway.backend.tasks import Tasks
 from gateway.certificates import TlsContext, uses_tls
 from gateway.config import Backend, Config
-from gateway.config.values import first_of, shortened
+from gateway.config.values import shortened
 from gateway.errors import ConfigError, ErrorKind, GatewayError
 from gateway.policy.crossing import BackendHeaders
 
@@ -52,30 +52,28 @@ TRY_S = 1.0
 AT_ONCE = 8
 """How many endpoints are looked at at the same time."""
 
-MAX_SHOWN = 3
-"""The most endpoints that one line names."""
-
 USER_AGENT = f"tensor-gateway/{__version__} (first look)"
 """The User-Agent of these requests, unless the backend's `headers` set another."""
-
-_CONTAINER = ("/.dockerenv", "/run/.containerenv")
-"""Files that Docker and Podman put into every container."""
 
 # The preface of an HTTP/2 client, followed by an empty SETTINGS frame (RFC 9113 section 3.4).
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEAD_BYTES = 9
 _SETTINGS = 4
 
+_TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # the first bytes of records (RFC 8446 section 5.1)
+
 _AS = {TENSORFLOW: "TensorFlow Serving and KServe's V1 protocol do", MLFLOW: "MLflow's scoring server does"}
 """Words for messages: which servers answer in each dialect."""
+
+_UNKNOWN = (
+    "not a server of a protocol that the gateway knows? If only its metadata is missing, inferences pass all the same"
+)
 
 _MORE = "`tensor-gateway doctor URL` tells more"
 
 SPEAKS_TLS = "it speaks TLS there: write https:// in the endpoint"
 
 _CLIENT_CERTIFICATE = "set `tls.certificate` and `tls.key` to one that it accepts"
-
-_TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # the first bytes of records (RFC 8446 section 5.1)
 
 log = logging.getLogger("gateway")
 
@@ -99,7 +97,7 @@ class FirstLook:
         self._via = f"1.1 {gateway}"
         self._known: set[tuple[str, str]] = set()
         self._free = asyncio.Semaphore(AT_ONCE)
-        self._looks: set[asyncio.Task[None]] = set()
+        self._looks = Tasks()
 
     def look_at(self, config: Config) -> None:
         """Begin to look at the endpoints of *config* that the previous configuration did not have; does not wait."""
@@ -108,59 +106,40 @@ class FirstLook:
             return
         for name, backend in config.backends.items():
             if new := [url for url in backend.endpoints if (name, url) not in known]:
-                look = asyncio.ensure_future(self._look_at_backend(name, backend, new))
-                self._looks.add(look)
-                look.add_done_callback(self._looks.discard)
+                self._looks.begin(self._look_at_backend(name, backend, new))
 
     async def stop(self) -> None:
         """Cancel all looks."""
-        for look in self._looks:
-            look.cancel()
-        await asyncio.gather(*self._looks, return_exceptions=True)
+        await self._looks.close()
 
     async def _look_at_backend(self, name: str, backend: Backend, urls: Iterable[str]) -> None:
-        """Look at *urls*, and log a line for each finding."""
         try:
             # in a thread, because loading the system's authorities takes 20 ms
             tls = await asyncio.to_thread(TlsContext, f"backends.{name}.tls", backend.tls) if uses_tls(urls) else None
+            await asyncio.gather(*(self._look(name, backend, Endpoint.parse(url, tls)) for url in urls))
         except ConfigError:  # files have changed since the start; requests report this
             return
-        try:
-            endpoints = [Endpoint.parse(url, tls) for url in urls]
-            found = await asyncio.gather(*(self._look(name, backend, endpoint) for endpoint in endpoints))
         except Exception:
             log.exception("backend %r: the first look failed inside the gateway", name)
-            return
-        urls_by_finding: dict[Finding, list[str]] = {}
-        for endpoint, finding in zip(endpoints, found, strict=True):
-            if finding is not None:
-                urls_by_finding.setdefault(finding, []).append(f"{endpoint.url}{endpoint.base_path}")
-        for finding, where in urls_by_finding.items():
-            log.log(finding.level, "backend %r: %s: %s", name, first_of(where, MAX_SHOWN), finding.words)
 
-    async def _look(self, name: str, backend: Backend, endpoint: Endpoint) -> Finding | None:
-        """The finding at *endpoint*; None if there is nothing to say."""
+    async def _look(self, name: str, backend: Backend, endpoint: Endpoint) -> None:
+        """Look at *endpoint*, and log the finding."""
         headers = BackendHeaders(backend.headers.set, backend.headers.remove).probing(USER_AGENT)
+        path = f"{endpoint.base_path}/v2"
         async with self._free:
             connections = own_connections(name, backend.timeouts.connect)
             try:
                 async with asyncio.timeout(LOOK_S):
-                    with suppress(OSError, UnicodeError):
-                        endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
-                    if not endpoint.addresses:  # which `resolving` reports
-                        return None
+                    endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
                     asker = Asker(connections, endpoint, [*headers, ("Via", self._via)])
-                    return await _Look(backend, endpoint, asker.get).finding()
+                    finding = await _find(backend, endpoint, asker.get)
             except TimeoutError:
-                if not endpoint.addresses:
-                    return _bad(f"its host name could not be looked up within {LOOK_S:g} s")
-                return _bad(f"no answer to GET {endpoint.base_path}/v2 within {LOOK_S:g} s")
+                finding = Finding(BAD, f"no answer to GET {path} within {LOOK_S:g} s")
+            except (GatewayError, OSError, UnicodeError):  # this machine is at its limits, or `resolving` reports it
+                return
             finally:
                 await connections.close()
-
-
-def _bad(words: str) -> Finding:
-    return Finding(BAD, words)
+        log.log(finding.level, "backend %r: %s%s: %s", name, endpoint.url, endpoint.base_path, finding.words)
 
 
 async def resolved(endpoint: Endpoint) -> Endpoint:
@@ -169,82 +148,34 @@ async def resolved(endpoint: Endpoint) -> Endpoint:
     return replace(endpoint, addresses=usable_addresses(str(info[4][0]) for info in infos))
 
 
-class _Look(NamedTuple):
-    """The look at one endpoint: one question, and more if its answer needs an explanation."""
+async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
+    """Look at *endpoint*: one question, and more if its answer needs an explanation.
 
-    backend: Backend
-    endpoint: Endpoint
-    get: Get
-
-    async def finding(self) -> Finding | None:
-        """The finding; None if there is nothing to say."""
-        try:
-            answer = await self.get("/v2")
-        except NoAnswerError as error:
-            until_then = " Until then requests get 503" if _is_refused(error) else ""
-            return _bad(f"{await why_no_answer(self.endpoint, error)}{until_then}")
-        except GatewayError:  # this machine is at its limits
-            return None
-        configured = self.backend.dialect
-        if configured in (TENSORFLOW, MLFLOW):
-            return await self._as_configured(configured, answer)
-        if configured == TEMPLATE:
-            return await self._as_described(answer)
-        finding = judge(answer, self.endpoint.base_path, self.backend.binary)
-        if finding is not None:
-            return finding
-        if answer.status == 400 and await speaks_tls(self.endpoint):
-            return _bad(SPEAKS_TLS)
-        return await self._why_no_metadata(answer)
-
-    async def _as_configured(self, dialect: str, answer: Answer) -> Finding:
-        """The finding if *dialect*, another than V2, is configured; *answer* is the server's to `GET /v2`."""
-        with suppress(GatewayError):
-            said = await ask_other_dialect(self.get)
-            if said.dialect == dialect:
-                return Finding(GOOD, f"answers as a server with `dialect: {dialect}` does")
-            if not said.dialect and answer.status == 404:
-                return _bad(
-                    f"does not answer as a server with `dialect: {dialect}` does ({said.answers}); inferences may pass "
-                    f"all the same; {_MORE}"
-                )
-        finding = judge(answer, self.endpoint.base_path) or await self._why_no_metadata(answer)
-        return _bad(f"{finding.words}; its `dialect` is {dialect}")
-
-    async def _as_described(self, answer: Answer) -> Finding:
-        """The finding for a server that only the configuration describes; *answer* is the server's to `GET /v2`."""
-        health = self.backend.health
-        path = health.path if health is not None else None
-        if path is None:
-            return Finding(GOOD, f"answers HTTP ({answer.status_line}); with `health.path` more could be said")
-        with suppress(GatewayError):
-            answer = await self.get(path)
-        says = f"answers probes of {self.endpoint.base_path}{path}"
-        if answer.is_good:
-            return Finding(GOOD, says)
-        return _bad(f"{says} with {answer.status_line}: `health.path` has to get a 2xx")
-
-    async def _why_no_metadata(self, answer: Answer) -> Finding:
-        """Why `GET /v2` got *answer*, which is not a V2 server's."""
-        base_path = self.endpoint.base_path
-        path = f"{base_path}/v2"
-        says = f"answers GET {path} with {answer.status_line}"
-        health = self.backend.health
-        probed = health.path if health is not None and health.path is not None else "/v2/health/live"
-        with suppress(GatewayError):
-            if (await self.get(probed)).is_good:
-                return Finding(GOOD, f"answers probes of {base_path}{probed}, but GET {path} with {answer.status}")
-            if dialect := (await ask_other_dialect(self.get)).dialect:
-                if self.backend.dialect == AUTO:
-                    return Finding(GOOD, f"answers as {_AS[dialect]}: `dialect: auto` finds {dialect}")
-                return _bad(f"{says}, and otherwise as {_AS[dialect]}: set `dialect: {dialect}`; {_MORE}")
-            if lists_openai_models(await self.get("/v1/models")):
-                return _bad(f"{says}; it has /v1/models, as servers with OpenAI's interface do, which is another")
-        where = f"; `{base_path}` of its URL is put before every path" if base_path else ""
-        return _bad(
-            f"{says}: not a server of the V2 (Open Inference) protocol? If only its metadata is missing, inferences "
-            f"pass{where}; {_MORE}"
-        )
+    Raises `GatewayError` if this machine cannot ask.
+    """
+    try:
+        answer = await get("/v2")
+    except NoAnswerError as error:
+        until_then = " Until then requests get 503" if _is_refused(error) else ""
+        return Finding(BAD, f"{await why_no_answer(endpoint, error)}{until_then}")
+    if backend.dialect == TEMPLATE:
+        return Finding(GOOD, f"answers HTTP ({answer.status_line})")
+    finding = judge(answer, endpoint.base_path, backend.binary)
+    if finding is not None and backend.dialect not in _AS:
+        return finding
+    if answer.status == 400 and await speaks_tls(endpoint):
+        return Finding(BAD, SPEAKS_TLS)
+    said = Said("")
+    with suppress(NoAnswerError):
+        said = await ask_other_dialect(get)
+    if said.dialect and backend.dialect in (AUTO, said.dialect):
+        return Finding(GOOD, f"answers as a server with `dialect: {said.dialect}` does")
+    says = f"answers GET {endpoint.base_path}/v2 with {answer.status_line}"
+    if said.dialect:
+        return Finding(BAD, f"{says}, and otherwise as {_AS[said.dialect]}: set `dialect: {said.dialect}`; {_MORE}")
+    if finding is not None:
+        return Finding(BAD, f"{finding.words}; its `dialect` is {backend.dialect}")
+    return Finding(BAD, f"{says}{', ' if said.answers else ''}{said.answers}: {_UNKNOWN}; {_MORE}")
 
 
 # Why there is no answer
@@ -253,13 +184,10 @@ class _Look(NamedTuple):
 async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
     """Why `GET /v2` at *endpoint*, whose addresses must be known, ended with *error*, in words."""
     path = f"{endpoint.base_path}/v2"
+    if _is_refused(error):
+        return f"nothing listens on port {endpoint.port} there; is the server up?"
     if error.kind is ErrorKind.UNREACHABLE:
-        if not _is_refused(error):
-            return f"cannot be reached: {error.why}"
-        is_own = ipaddress.ip_address(endpoint.addresses[0].partition("%")[0]).is_loopback
-        is_inside = is_own and any(map(os.path.exists, _CONTAINER))
-        where = ", which inside of a container is the container itself" if is_inside else ""
-        return f"nothing listens on port {endpoint.port} there{where}; is the server up?"
+        return f"cannot be reached: {error.why}"
     if endpoint.tls is None:
         if await _speaks_http2(endpoint):
             return (
@@ -288,7 +216,11 @@ async def _speaks_http2(endpoint: Endpoint) -> bool:
 
 async def speaks_tls(endpoint: Endpoint) -> bool:
     """Whether the server answers the beginning of a TLS handshake, even if only with an alert."""
-    return await _first_bytes(endpoint, _client_hello(endpoint.name), 2) in (_TLS_HANDSHAKE, _TLS_ALERT)
+    hello = ssl.MemoryBIO()
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), hello, server_hostname=endpoint.name)
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return await _first_bytes(endpoint, hello.read(), 2) in (_TLS_HANDSHAKE, _TLS_ALERT)
 
 
 async def _first_bytes(endpoint: Endpoint, sent: bytes, n_bytes: int) -> bytes:
@@ -304,16 +236,23 @@ async def _first_bytes(endpoint: Endpoint, sent: bytes, n_bytes: int) -> bytes:
     return b""
 
 
-def _client_hello(server_name: str) -> bytes:
-    """The first message of a TLS client."""
-    sent = ssl.MemoryBIO()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    with suppress(ssl.SSLWantReadError):
-        context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname=server_name).do_handshake()
-    return sent.read()
-
-
 # What an answer says
+
+
+_SIGNS: tuple[tuple[int, int, bytes, int, str], ...] = (
+    # nginx's, if no certificate was sent, or one that it does not accept
+    (400, 400, b"SSL certificate", BAD, "{says}, since it wants a client certificate: " + _CLIENT_CERTIFICATE),
+    (404, 404, b"/-/live", BAD, "this is the admin listener of a tensor-gateway: name the inference server"),
+    (404, 404, TORCHSERVES_404, GOOD, "TorchServe answers; it has no metadata of the V2 protocol, and reads its "
+     "inferences with service_envelope=kservev2"),
+    (508, 508, b"passed through this gateway", BAD, "this is the gateway's own listener, an endless loop: name the "
+     "inference server"),
+    (300, 399, b"", BAD, "{says}, a redirect{location}, which the gateway does not follow: name the place that it "
+     "leads to"),
+    (500, 999, b"", BAD, "{says}: is it still starting, or is this a proxy without a server behind it?"),
+)  # fmt: skip
+"""What an answer to `GET /v2` says of a server that has no metadata: lowest and highest status, a part of the body, the
+level, the words. The first row that fits counts."""
 
 
 def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding | None:
@@ -321,39 +260,23 @@ def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding |
 
     *binary* is the backend's key.
     """
-    says = f"answers GET {base_path}/v2 with"
+    says = f"answers GET {base_path}/v2 with {answer.status_line}"
     if answer.needs_credentials:
         return Finding(GOOD, f"answers, and needs credentials ({answer.status_line}): clients send theirs")
-    if answer.status == 400 and b"SSL certificate" in answer.body:  # nginx's, to one that is missing or not accepted
-        return _bad(f"{says} {answer.status_line}, since it wants a client certificate: {_CLIENT_CERTIFICATE}")
-    if answer.status == 508 and b"passed through this gateway" in answer.body:
-        return _bad("this is the gateway's own listener, an endless loop: name the inference server")
-    if answer.status == 404 and b"/-/live" in answer.body:
-        return _bad("this is the admin listener of a tensor-gateway: name the inference server")
-    if answer.status == 404 and answer.is_of_torchserve:
-        reads = "reads its inferences with service_envelope=kservev2"
-        return Finding(GOOD, f"TorchServe answers; it has no metadata of the V2 protocol, and {reads}")
-    if 300 <= answer.status < 400:
-        location = answer.headers.get("location")
-        target = f" to {shortened(location)}" if location else ""
-        return _bad(f"{says} a redirect{target}, which the gateway does not follow: name the place that it leads to")
-    if answer.status >= 500:
-        why = "is it still starting, or is this a proxy without a server behind it?"
-        return _bad(f"{says} {answer.status_line}: {why}")
-    return _judge_metadata(answer, says, binary) if answer.status == 200 else None
-
-
-def _judge_metadata(answer: Answer, says: str, binary: str) -> Finding:
-    if answer.is_html:
-        return _bad(f"{says} an HTML page: this is a web site, or a server's page for people")
+    for lowest, highest, sign, level, words in _SIGNS:
+        if lowest <= answer.status <= highest and sign in answer.body:
+            location = answer.headers.get("location")
+            return Finding(level, words.format(says=says, location=f" to {shortened(location)}" if location else ""))
+    if answer.status != 200:
+        return None
     said = said_of_v2(answer)
     if not said.dialect:
-        why = "not a server of the V2 (Open Inference) protocol?"
-        return _bad(f"{says} something else than a server's metadata: {why}")
-    named = said.title or "a server without a name"
+        what = "an HTML page, meant for people" if answer.is_html else "no server's metadata"
+        return Finding(BAD, f"{says}, which is {what}: not a server of the V2 (Open Inference) protocol?")
+    named = f"{said.title or 'a server without a name'} answers"
     if not said.is_binary:
         also = f", and does not say {EXTENSION}: it gets JSON" if binary == AUTO else ""
-        return Finding(GOOD, f"{named} answers{also}")
+        return Finding(GOOD, f"{named}{also}")
     meant = "with `binary: auto` its inferences would pass" if binary == NEVER else "its inferences pass"
     says = f"says that it speaks the binary extension itself ({EXTENSION})"
-    return Finding(GOOD, f"{named} answers, and {says}: {meant} through as they come")
+    return Finding(GOOD, f"{named}, and {says}: {meant} through as they come")

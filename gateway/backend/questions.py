@@ -33,6 +33,9 @@ EXTENSION = "binary_tensor_data"
 
 V2, TENSORFLOW, MLFLOW, TEMPLATE = "v2", "tensorflow", "mlflow", "template"
 
+TORCHSERVES_404 = b'"ResourceNotFoundException"'
+"""A part of TorchServe's error for a path that it does not have."""
+
 _STARTING_OR_BUSY = frozenset({429, 500, 502, 503, 504})
 """Statuses that do not tell which paths a server has; they may also come from its proxy."""
 
@@ -83,7 +86,7 @@ class Answer(NamedTuple):
     @property
     def is_of_torchserve(self) -> bool:
         """Whether the body is TorchServe's error for a path that it does not have."""
-        return b'"ResourceNotFoundException"' in self.body
+        return TORCHSERVES_404 in self.body
 
     @property
     def json(self) -> Any:
