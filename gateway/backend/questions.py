@@ -201,7 +201,7 @@ def said_of_v2(answer: Answer) -> Said:
     metadata = document if isinstance(document, dict) else {}
     name, version, extensions = metadata.get("name"), metadata.get("version"), metadata.get("extensions")
     if not isinstance(name, str):
-        return Said("", answers=f"GET /v2 got {_in_words(answer)}")
+        return Said("", answers=f"GET /v2 got {answer.status_line}")
     title = f"{name} {version if isinstance(version, str) else ''}".strip()
     return Said(V2, isinstance(extensions, list) and EXTENSION in extensions, shortened(title))
 
@@ -233,18 +233,12 @@ async def ask_other_dialect(get: Get) -> Said:
         answer = await get(path)
         if answer.status in statuses and isinstance(answer.member(member), type_):
             return Said(TENSORFLOW)
-        came.append(f"GET {path} {_in_words(answer)}")
+        came.append(f"GET {path} {answer.status_line}")
     ping = await get("/ping")
-    came.append(f"GET /ping {_in_words(ping)}")
+    came.append(f"GET /ping {ping.status_line}")
     if ping.status == 200:
         version = await get("/version")
         if _is_version(version):
             return Said(MLFLOW, title=f"MLflow {shortened(version.body.decode(errors='replace').strip())}")
-        came.append(f"GET /version {_in_words(version)}")
+        came.append(f"GET /version {version.status_line}")
     return Said("", answers=", ".join(came))
-
-
-def _in_words(answer: Answer) -> str:
-    if answer.status != 200:
-        return answer.status_line
-    return f"{answer.status_line}, an HTML page" if answer.is_html else f"{answer.status_line} with something else"

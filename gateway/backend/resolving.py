@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.backend.endpoints import Endpoint, EndpointSet
+from gateway.backend.tasks import Tasks
 from gateway.config.values import first_of
 
 REPEAT_S = 1.0
@@ -75,62 +76,60 @@ class Names:
 
     def __init__(self, backend: str, endpoints: EndpointSet) -> None:
         """The content of *endpoints* is replaced whenever addresses change."""
-        self.on_change: Callable[[], None] | None = None
+        self.on_change: Callable[[], None] = lambda: None
         """Called after *endpoints* were replaced."""
-        self._backend = backend
         self.endpoints = endpoints
+        self._backend = backend
         self._configured: tuple[Endpoint, ...] = ()
         self._names: dict[str, _Name] = {}
         self._refresh_s = 0.0
         self._is_running = False
+        self._tasks = Tasks()
 
     def configure(self, configured: Iterable[Endpoint], refresh_s: float) -> None:
         """Set the endpoints of the configuration; addresses of names that are known are kept."""
         self._configured = tuple(configured)
         self._refresh_s = refresh_s
-        hosts = dict.fromkeys(endpoint.host for endpoint in self._configured if not endpoint.addresses)
-        for host in self._names.keys() - hosts.keys():
-            _stop(self._names.pop(host))
-        for host in hosts:
-            self._schedule(self._names.setdefault(host, _Name(host)))
+        before = self._names
+        hosts = [endpoint.host for endpoint in self._configured if not endpoint.addresses]
+        self._names = {host: before.get(host) or _Name(host) for host in hosts}
+        for name in (*before.values(), *self._names.values()):
+            self._schedule(name)
         self._replace()
 
     async def start(self) -> None:
         """Begin to look names up, and wait `START_WAIT_S` for unknown names; raises nothing if look-ups fail."""
         self._is_running = True
-        unknown = [name for name in self._names.values() if not name.addresses]
         for name in self._names.values():
             self._schedule(name)
-        if unknown:
-            await asyncio.wait([self._begin(name) for name in unknown], timeout=START_WAIT_S)
+        if unknown := [self._begin(name) for name in self._names.values() if not name.addresses]:
+            await asyncio.wait(unknown, timeout=START_WAIT_S)
 
     def stop(self) -> None:
         """Look up no more names, except for requests that still need one."""
         self._is_running = False
         for name in self._names.values():
-            _stop(name)
+            self._schedule(name)
 
     async def close(self) -> None:
         """Stop, and cancel all look-ups; to be called when no request needs one any more."""
         self.stop()
-        look_ups = [name.look_up for name in self._names.values() if name.look_up is not None]
-        for each in look_ups:
-            each.cancel()
-        await asyncio.gather(*look_ups, return_exceptions=True)
+        await self._tasks.close()
 
     async def addresses(self, endpoint: Endpoint) -> Sequence[AddressInfo]:
         """The addresses of *endpoint*, which may be of an earlier configuration. Raises `UnknownHostError`.
 
         Requests that need the same name at the same time wait for one look-up.
         """
-        if endpoint.addresses:
-            return [_info(address, endpoint.port) for address in endpoint.addresses]
-        name = self._names.get(endpoint.host) or _Name(endpoint.host)
-        if not name.addresses:
-            await asyncio.shield(self._begin(name))
-        if not name.addresses:
-            raise UnknownHostError(name.error)
-        return [_info(address, endpoint.port) for address in name.addresses]
+        addresses = endpoint.addresses
+        if not addresses:
+            name = self._names.get(endpoint.host) or _Name(endpoint.host)
+            if not name.addresses:
+                await asyncio.shield(self._begin(name))
+            if not name.addresses:
+                raise UnknownHostError(name.error)
+            addresses = name.addresses
+        return [_info(address, endpoint.port) for address in addresses]
 
     def waiting_for(self, endpoint: Endpoint) -> str:
         """Words to add to an error if the name of *endpoint* is being looked up; else an empty text."""
@@ -140,30 +139,27 @@ class Names:
 
     def look_up_soon(self, endpoint: Endpoint) -> None:
         """Look the name of *endpoint* up again soon, because no server answers; at most once in `REPEAT_S`."""
-        name = self._names.get(endpoint.host)
-        if name is not None and name.look_up is None:
-            self._schedule(name, at=min(name.due_at, name.asked_at + REPEAT_S))
+        if (name := self._names.get(endpoint.host)) is not None:
+            name.due_at = min(name.due_at, name.asked_at + REPEAT_S)
+            self._schedule(name)
 
     def _begin(self, name: _Name) -> asyncio.Task[None]:
         """Begin to look *name* up, or return the look-up that is going on."""
         if name.look_up is None:
-            _stop(name)
             name.asked_at = asyncio.get_running_loop().time()
-            name.look_up = asyncio.ensure_future(self._look_up(name))
+            name.look_up = self._tasks.begin(self._look_up(name))
+            self._schedule(name)
         return name.look_up
 
     async def _look_up(self, name: _Name) -> None:
-        before = name.addresses
         try:
-            infos = await look_up(name.host)
+            found = usable_addresses(map(_text, await look_up(name.host)))
         except UnicodeError:  # an empty label, or one of more than 63 characters
             self._fail(name, f"{name.host!r} cannot be a host name")
         except OSError as error:
             self._fail(name, f"the host name {name.host!r} cannot be resolved: {error.strerror or error}")
         else:
-            found = usable_addresses(map(_text, infos))
-            name.addresses = found[:MAX_ADDRESSES]
-            self._succeed(name, before, len(found))
+            self._succeed(name, found)
         finally:
             name.look_up = None
             delay_s = self._refresh_s * (1 - JITTER * random.random())  # noqa: S311  hides nothing
@@ -180,40 +176,43 @@ class Names:
             result = f"its last known addresses stay in use: {shown}" if shown else "requests to it get 503 until then"
             log.warning("backend %r: %s; %s", self._backend, reason, result)
 
-    def _succeed(self, name: _Name, before: tuple[str, ...], n_found: int) -> None:
+    def _succeed(self, name: _Name, found: tuple[str, ...]) -> None:
+        before, name.addresses = name.addresses, found[:MAX_ADDRESSES]
         had_failed = name.n_failures > 0
-        name.error = ""
-        name.n_failures = 0
-        if set(before) != set(name.addresses):
-            is_known = self._names.get(name.host) is name
-            if is_known:
-                self._replace()
-            if is_known and (before or had_failed or _are_endpoints(name.addresses)):
-                shown = first_of(name.addresses, SHOWN_ADDRESSES)
-                was = f" (before: {first_of(before, SHOWN_ADDRESSES)})" if before else ""
-                cut = f"; of {n_found} addresses {MAX_ADDRESSES} are used" if n_found > MAX_ADDRESSES else ""
-                log.info("backend %r: the host name %r resolves to %s%s%s", self._backend, name.host, shown, was, cut)
+        name.error, name.n_failures = "", 0
+        is_known = self._names.get(name.host) is name
+        is_change = is_known and set(before) != set(name.addresses)
+        if is_change:
+            self._replace()
+        if is_change and (before or had_failed or _are_endpoints(name.addresses)):
+            shown = first_of(name.addresses, SHOWN_ADDRESSES)
+            was = f" (before: {first_of(before, SHOWN_ADDRESSES)})" if before else ""
+            cut = f"; of {len(found)} addresses {MAX_ADDRESSES} are used" if len(found) > MAX_ADDRESSES else ""
+            log.info("backend %r: the host name %r resolves to %s%s%s", self._backend, name.host, shown, was, cut)
         elif had_failed:
             log.info("backend %r: the host name %r can be resolved again", self._backend, name.host)
 
-    def _schedule(self, name: _Name, at: float | None = None) -> None:
-        """Plan the next look-up of *name*: at *at*, or when it is due, which a shorter `dns_refresh` makes earlier."""
-        if not self._is_running or self._names.get(name.host) is not name or name.look_up is not None:
-            return
-        _stop(name)
-        loop = asyncio.get_running_loop()
-        name.due_at = min(name.due_at, loop.time() + self._refresh_s) if at is None else at
-        name.timer = loop.call_at(name.due_at, self._begin, name)
+    def _schedule(self, name: _Name) -> None:
+        """Plan the next look-up of *name* for when it is due, which a shorter `dns_refresh` makes earlier.
+
+        None is planned while one is going on, after `stop`, and for a name that the backend has no more.
+        """
+        if name.timer is not None:
+            name.timer.cancel()
+            name.timer = None
+        if self._is_running and name.look_up is None and self._names.get(name.host) is name:
+            loop = asyncio.get_running_loop()
+            name.due_at = min(name.due_at, loop.time() + self._refresh_s)
+            name.timer = loop.call_at(name.due_at, self._begin, name)
 
     def _replace(self) -> None:
         found = [
             each
             for endpoint in self._configured
-            for each in at_addresses(endpoint, self._names[endpoint.host].addresses if not endpoint.addresses else ())
+            for each in at_addresses(endpoint, endpoint.addresses or self._names[endpoint.host].addresses)
         ]
         self.endpoints.replace(with_own_labels(found))
-        if self.on_change is not None:
-            self.on_change()
+        self.on_change()
 
 
 def usable_addresses(found: Iterable[str]) -> tuple[str, ...]:
@@ -280,12 +279,6 @@ async def look_up(host: str) -> Sequence[AddressInfo]:
 
     threading.Thread(target=ask, name=f"look-up of {host}", daemon=True).start()
     return await asyncio.wrap_future(found)
-
-
-def _stop(name: _Name) -> None:
-    if name.timer is not None:
-        name.timer.cancel()
-        name.timer = None
 
 
 def _are_endpoints(addresses: tuple[str, ...]) -> bool:
