@@ -10,7 +10,7 @@ import select
 import socket
 import struct
 import termios
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -56,23 +56,21 @@ class Watched:
 
 def has_unread(transport: asyncio.BaseTransport) -> bool:
     """Whether bytes, or the end of the stream, have arrived and were not read yet; also if the socket is closed."""
+    return _shows(transport, select.POLLIN)
+
+
+def hung_up(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other side has closed the connection or its sending side; also if the socket is closed."""
+    return _shows(transport, _HUNG_UP)
+
+
+def _shows(transport: asyncio.BaseTransport, events: int) -> bool:
     poll = select.poll()
     try:
-        poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        poll.register(transport.get_extra_info("socket").fileno(), events)
         return bool(poll.poll(0))
     except (OSError, ValueError):
         return True
-
-
-def hung_up(transports: Iterable[asyncio.Transport]) -> list[asyncio.Transport]:
-    """The *transports* whose other side has closed the connection or its sending side; all must be open."""
-    poll = select.poll()
-    by_descriptor = {}
-    for transport in transports:
-        descriptor = transport.get_extra_info("socket").fileno()
-        by_descriptor[descriptor] = transport
-        poll.register(descriptor, _HUNG_UP)
-    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
 
 
 def unacknowledged_bytes(transport: asyncio.BaseTransport) -> int:

@@ -81,7 +81,7 @@ class ClientConnection(Connection):
         self._awaited: Waiter | None = None  # ends when `_next` is set
         self._task: asyncio.Task[None] | None = None
         # when the state became IDLE or HEAD; None: after the last look, and the next look sets it to its own time
-        self._since_s: float | None = owner.watcher.time()
+        self._since_s: float | None = owner.time()
         self._dropped_bytes = 0  # in the state REFUSING
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -152,7 +152,6 @@ class ClientConnection(Connection):
             return
         if self.serving is None or self.serving.unread_bytes < UNREAD_BYTES:
             transport.resume_reading()
-            self.owner.gone_check.unwatch(self)
 
     def _drop(self, data: bytes) -> None:
         """Drop *data* that comes after a refusal; above `DROP_BYTES` the connection is closed."""
@@ -216,7 +215,7 @@ class ClientConnection(Connection):
         transport = self.transport
         if transport is None or transport.is_closing():
             return True
-        return not transport.is_reading() and bool(hung_up([transport]))
+        return not transport.is_reading() and hung_up(transport)
 
     async def _refuse(self, fault: GatewayError) -> None:
         """Reply with *fault* to bytes that are no request, unless the client has left already."""

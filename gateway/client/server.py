@@ -1,4 +1,6 @@
-"""All connections of clients together: their number, their limits, and refusals of bytes that are no request.
+"""All connections of clients together: their number, their limits, the looks at slow clients and at those that left.
+
+Bytes that are no request are refused here, too.
 
 Not here: one connection (`connection`), and how connections are accepted (`listeners`).
 """
@@ -11,15 +13,22 @@ from contextlib import suppress
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest, Peer, new_request_id
 from gateway.client.served import Served
-from gateway.client.watching import Connection, GoneCheck, Watcher
+from gateway.client.watching import Connection
 from gateway.config import Limits
 from gateway.errors import GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.policy.quiet import OncePerInterval
+from gateway.sockets import hung_up
 
 CUT_S = 0.05
 """How long `close` waits for handlers that it has cancelled."""
+
+LOOK_S = 1.0
+"""How often each connection is looked at. A limit takes effect this much late at most, or a quarter of the limit."""
+
+LOOK_AT_ONCE = 128
+"""How many connections are looked at before others run: 0.3 ms at most, since each look costs 0.3 to 2.3 us."""
 
 DEFAULT_LIMITS = Limits()
 
@@ -58,12 +67,11 @@ class Server:
         """Connections that were closed as soon as they were accepted, since the start."""
         self.slow_connections = dict.fromkeys(("header_timeout", "body_timeout", "client_idle"), 0)
         """Connections that were ended because their clients were too slow, by the limit's name, since the start."""
-        self.watcher = Watcher(lambda: self.limits)
-        self.gone_check = GoneCheck()
-        """Watches the connections that are not read at the moment."""
         self._warnings = OncePerInterval()
         self._admitted: set[Connection] = set()
         self._open: set[Connection] = set()
+        self._lost_s = 0.0  # the time in which the event loop stood still
+        self._watching = self.loop.create_task(self._watch())
 
     @property
     def connections(self) -> list[Connection]:
@@ -94,18 +102,58 @@ class Server:
         return None
 
     def opened(self, connection: Connection) -> None:
-        """Count *connection* as open, and watch it."""
+        """Count *connection* as open, and look at it from now on."""
         self._open.add(connection)
-        self.watcher.watch(connection)
 
     def closed(self, connection: Connection) -> None:
         """Forget *connection*, which has ended or was never opened, and free its slot; a second call does nothing."""
         self._admitted.discard(connection)
         self._open.discard(connection)
-        self.watcher.unwatch(connection)
-        self.gone_check.unwatch(connection)
         self.hold_unread(-connection.held_bytes)
         connection.held_bytes = 0
+
+    def time(self) -> float:
+        """The clock by which clients are judged: the event loop's, without the time in which the loop stood still.
+
+        Bytes that clients sent meanwhile wait in the kernel. The loop stands still if the process is stopped or gets no
+        processor; this is measured by how late the looks come.
+        """
+        return self.loop.time() - self._lost_s
+
+    async def _watch(self) -> None:
+        """Look at every connection once per `LOOK_S`, without a task or timer of its own for any of them.
+
+        A limit of seconds needs no more than a look per second, and requests cost nothing here. A timer that is set and
+        cancelled for each phase of each request would cost more than the codec takes for a small tensor.
+        """
+        while True:
+            limits = self.limits
+            shortest_s = min(limits.header_timeout, limits.body_timeout, limits.client_idle, limits.client_keep_alive)
+            pause_s = min(LOOK_S, shortest_s / 4)
+            due_s = self.loop.time() + pause_s
+            await asyncio.sleep(pause_s)
+            self._lost_s += max(0.0, self.loop.time() - due_s)
+            for number, connection in enumerate(self.connections, 1):
+                self._look_at(connection)
+                if number % LOOK_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+
+    def _look_at(self, connection: Connection) -> None:
+        """End *connection* if its client is too slow, or has left while it is not read (protocol 10, case 25).
+
+        asyncio does not watch a connection that is not read. Without this look the call to the backend would go on
+        until it ends or times out.
+        """
+        transport = connection.transport
+        if transport is None:
+            return
+        try:
+            if not (transport.is_reading() or transport.is_closing()) and hung_up(transport):
+                transport.abort()  # which cancels the handler
+            else:
+                connection.look(self.time(), self.limits)
+        except Exception:  # must not end the looks at all other connections
+            log.exception("a connection could not be checked for a slow client")
 
     def n_unfinished_heads(self) -> int:
         """How many connections have received a part of a head, and not its end."""
@@ -134,6 +182,7 @@ class Server:
 
     async def close(self) -> None:
         """End all connections; requests that are still being served are cut off after `CUT_S`."""
+        self._watching.cancel()
         connections = self.connections
         for connection in connections:
             connection.end()

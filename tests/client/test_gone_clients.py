@@ -11,7 +11,7 @@ import socket
 import numpy as np
 import pytest
 
-from gateway.client import watching
+from gateway.client import server
 from gateway.client.body import ClientBody
 from gateway.client.connection import BEHIND_BYTES
 from gateway.client.reply import Reply
@@ -35,7 +35,7 @@ OWN_BODY = head_of("POST", "/a", BODY_BYTES) + bytes(BODY_BYTES)
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tests not wait for a whole second."""
-    monkeypatch.setattr(watching, "GONE_CHECK_S", 0.01)
+    monkeypatch.setattr(server, "LOOK_S", 0.01)
 
 
 async def paused(server: Server, count: int = 1) -> None:
@@ -152,25 +152,3 @@ async def test_a_client_that_resets_just_when_its_malformed_body_is_refused_is_n
         while served.server.open_connections:
             await asyncio.sleep(0)
     assert [record.getMessage() for record in caplog.records] == []
-
-
-async def test_nothing_is_looked_at_unless_reading_is_paused() -> None:
-    may_go_on = asyncio.Event()
-
-    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
-        await may_go_on.wait()
-        await echo(request, body, reply)
-
-    async with serving(serve) as served, connect(served.url) as client:
-        client.writer.write(GET * 10)
-        while not served.requests:
-            await asyncio.sleep(0)
-        assert not served.server.gone_check.is_at_work
-        client.writer.write(GET * MANY)
-        await paused(served.server)
-        assert served.server.gone_check.is_at_work
-        may_go_on.set()
-        for _ in range(10 + MANY):
-            await client.read_reply()
-        while served.server.gone_check.is_at_work:
-            await asyncio.sleep(0)

@@ -16,12 +16,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 import pytest
 
-from gateway.client import watching
+from gateway.client import server
 from gateway.client.body import ClientBody
 from gateway.client.connection import ClientConnection
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
-from gateway.client.watching import LOOK_AT_ONCE
+from gateway.client.server import LOOK_AT_ONCE
 from gateway.config import Duration, Limits
 from gateway.errors import ErrorKind
 from tests.client.raw import RawConnection, Running, connect, echo, serving
@@ -265,7 +265,7 @@ async def test_time_between_two_reads_of_the_gateway_is_not_the_clients() -> Non
         assert protocol.serving is not None
         while not protocol.serving.is_awaited:
             await asyncio.sleep(0)
-        protocol.look(served.server.watcher.time(), served.server.limits)
+        protocol.look(served.server.time(), served.server.limits)
         waits.set()
         await reply.whole(200, [], first + await reading)
 
@@ -346,7 +346,7 @@ async def test_a_client_that_does_not_read_its_reply_is_cut_off(serve: object, h
 async def test_a_client_that_reads_everything_is_not_cut_off_however_often_it_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watching, "LOOK_S", 0.001)
+    monkeypatch.setattr(server, "LOOK_S", 0.001)
     async with serving(reply_huge) as served, connect(served.url) as client:
         for _ in range(3):
             assert len((await client.exchange(GET)).body) == HUGE
@@ -612,13 +612,3 @@ async def test_a_look_that_fails_does_not_end_the_watch(
     async with serving(echo, limits=HEADS) as served, connect(served.url) as silent:
         assert await silent.is_closed()
     assert [record.getMessage() for record in caplog.records] == ["a connection could not be checked for a slow client"]
-
-
-async def test_nothing_is_looked_at_while_there_are_no_connections() -> None:
-    async with serving(echo, limits=HEADS) as served:
-        assert not served.server.watcher.is_at_work
-        async with connect(served.url) as client:
-            assert (await client.exchange(GET)).status == 200
-            assert served.server.watcher.is_at_work
-        while served.server.watcher.is_at_work:
-            await asyncio.sleep(0)

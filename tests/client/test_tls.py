@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from gateway import certificates
 from gateway.certificates import TlsContext, tls_problems, tls_warnings
-from gateway.client import listeners, watching
+from gateway.client import listeners, server
 from gateway.client.body import ClientBody
 from gateway.client.connection import BEHIND_BYTES, ClientConnection
 from gateway.client.reply import Reply
@@ -218,7 +218,7 @@ async def test_a_reply_that_is_cut_off_ends_with_a_reset(authority: Authority) -
 async def test_a_client_that_leaves_while_it_is_not_read_is_noticed(
     authority: Authority, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "GONE_CHECK_S", 0.01)
+    monkeypatch.setattr(server, "LOOK_S", 0.01)
 
     async def wait(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
         await asyncio.Event().wait()
@@ -248,7 +248,7 @@ async def end_while_not_read(client: RawConnection, server: Server) -> None:
         while not unread():
             await asyncio.sleep(0)
         client.writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
-        while not hung_up(unread()):
+        while not any(map(hung_up, unread())):
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)  # the end is read behind what came before it
 
@@ -256,7 +256,7 @@ async def end_while_not_read(client: RawConnection, server: Server) -> None:
 async def test_a_connection_that_its_client_ended_while_it_was_not_read_is_closed_behind_its_last_reply(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "GONE_CHECK_S", 60)
+    monkeypatch.setattr(Server, "_look_at", lambda self, connection: None)
     may_reply = asyncio.Event()
 
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
@@ -276,7 +276,7 @@ async def test_a_connection_that_its_client_ended_while_it_was_not_read_is_close
 async def test_pipelined_requests_of_a_client_that_has_left_are_not_served(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watching, "GONE_CHECK_S", 60)
+    monkeypatch.setattr(Server, "_look_at", lambda self, connection: None)
     may_reply = asyncio.Event()
 
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:

@@ -133,15 +133,13 @@ async def _connection(data: Provider) -> None:
 
     owner = SimpleNamespace(
         limits=SimpleNamespace(head=16 * 1024),
-        watcher=SimpleNamespace(time=_LOOP.time),
-        gone_check=SimpleNamespace(watch=lambda connection: None),
+        time=_LOOP.time,
         loop=_LOOP,
         handler=serve_anything,
         hold_unread=hold,
         opened=lambda connection: None,
         closed=lambda connection: hold(-connection.held_bytes),
     )
-    owner.gone_check.unwatch = lambda connection: None
     connection = GrpcConnection(cast(Any, owner))
     transport = Transport()
     log = logging.getLogger("gateway")

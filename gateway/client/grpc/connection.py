@@ -59,8 +59,8 @@ class GrpcConnection(Connection):
         self._frames = Frames(int(owner.limits.head))
         self._heads = Heads(int(owner.limits.head))
         self._receiver = Receiver()
-        self.patience = Patience(owner.watcher.time())
-        self._idle_since_s = owner.watcher.time()
+        self.patience = Patience(owner.time())
+        self._idle_since_s = owner.time()
         self._later: asyncio.Task[None] | None = None  # goes on with the frames
         self._last: int | None = None  # the last stream that is served, once the client was told of an end
 
@@ -302,7 +302,6 @@ class GrpcConnection(Connection):
             return
         if not self.out.is_behind and self._later is None:
             transport.resume_reading()
-            self.owner.gone_check.unwatch(self)
 
     # The end
 
