@@ -15,12 +15,12 @@ import msgspec
 
 from gateway.codec import HeaderLimits, ModelDescription, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
+from gateway.config.schema import Batch
 from gateway.config.tokens import read_tokens
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.policy.access import Access
-from gateway.policy.batching import BatchLimits
 from gateway.policy.crossing import BackendHeaders, went_through
 from gateway.policy.paths import find_path_fault
 from gateway.policy.proxies import TrustedProxies
@@ -55,16 +55,17 @@ class BackendPlan:
     """The paths in the endpoints' URLs, which go before every path."""
     models: Mapping[str, ModelDescription] = field(default_factory=dict)
     """The configuration's descriptions of the backend's models, by pattern."""
-    batches: Mapping[str, BatchLimits | None] = field(default_factory=dict)
-    """How requests for the backend's models are batched, by pattern; empty if none are."""
+    batches: bool = False
+    """Whether requests for any of the backend's models are batched."""
 
     def described(self, model: str) -> ModelDescription:
         """The configuration's description of *model*, by its first matching pattern; an empty one without a match."""
         return configured_for(self.models, model, ModelDescription())
 
-    def batch_limits(self, model: str) -> BatchLimits | None:
-        """How requests for *model* are batched; None if each goes alone."""
-        return configured_for(self.batches, model, None)
+    def batch(self, model: str) -> Batch:
+        """How requests for *model* are batched."""
+        own = configured_for(self.settings.models, model, None)
+        return own.batch or self.settings.batch if own is not None else self.settings.batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Plan:
                 config.workers,
                 tuple({path for url in settings.endpoints if (path := urlsplit(url).path)}),
                 {pattern: model.description for pattern, model in settings.models.items()},
-                _batches_of(settings),
+                any(batch.max_size > 1 for batch in _batches_of(settings)),
             )
             for backend, settings in config.backends.items()
         }
@@ -186,15 +187,8 @@ def configured_for(by_pattern: Mapping[str, T], model: str, otherwise: T) -> T:
     return otherwise
 
 
-def _batches_of(settings: Backend) -> dict[str, BatchLimits | None]:
-    batches = {pattern: model.batch or settings.batch for pattern, model in settings.models.items()}
-    batches.setdefault("*", settings.batch)
-    if all(batch.max_size == 1 for batch in batches.values()):
-        return {}
-    return {
-        pattern: BatchLimits(batch.max_size, batch.max_delay) if batch.max_size > 1 else None
-        for pattern, batch in batches.items()
-    }
+def _batches_of(settings: Backend) -> list[Batch]:
+    return [settings.batch, *(model.batch for model in settings.models.values() if model.batch is not None)]
 
 
 def _fingerprint(name: str, settings: Backend) -> str:

@@ -19,7 +19,6 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.headers import HeaderLines, Headers
 from gateway.pacing import Pacer
-from gateway.policy.crossing import Fields
 
 SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 """Methods that are sent again on a new connection even if the backend may have read the request."""
@@ -112,9 +111,9 @@ class Answer:
         """The header fields."""
         return self._head.headers
 
-    def transcoded_lines(self) -> HeaderLines | Fields:
-        """The fields for the client if the gateway makes the body anew, as lines of a head; empty if there are none."""
-        return self._head.transcoded_lines() or []
+    def transcoded_lines(self) -> HeaderLines | None:
+        """The fields for the client if the gateway makes the body anew, as lines of a head; None if there are none."""
+        return self._head.transcoded_lines()
 
     @property
     def content_length(self) -> int | None:

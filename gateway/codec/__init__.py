@@ -35,7 +35,7 @@ from gateway.codec.dialects.description import (
 )
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.paths import AnswerForm, find, steps_of, tree_of
-from gateway.codec.dialects.request import DialectRequest, Writer
+from gateway.codec.dialects.request import BoundRequest, DialectRequest, Writer
 from gateway.codec.dialects.template import read_body, template_of
 from gateway.codec.dialects.tensorflow import DEFAULT_SIGNATURE
 from gateway.codec.inference import (
@@ -77,6 +77,7 @@ __all__ = [
     "WHOLE_BYTES",
     "AnswerForm",
     "Body",
+    "BoundRequest",
     "BytesPolicy",
     "Coding",
     "Datatype",

@@ -6,7 +6,10 @@ Everything here works on the names of fields; no body is looked at.
 from collections.abc import Container, Iterable, Mapping
 from typing import Protocol
 
+import msgspec
+
 from gateway.headers import Headers
+from gateway.policy.trace_context import Trace
 
 _HEADER_LENGTH = "inference-header-content-length"
 
@@ -137,9 +140,11 @@ class BackendHeaders:
         fields += self.hop(client)
         return fields
 
-    def lets_pass(self, name: str) -> bool:
-        """Whether the configuration neither sets nor removes the field *name* (lower case)."""
-        return name not in self._removed
+    def trace(self, trace: Trace | None) -> Trace | None:
+        """*trace* without the fields that the configuration sets or removes; None without `traceparent`."""
+        if trace is None or "traceparent" in self._removed:
+            return None
+        return msgspec.structs.replace(trace, state="") if "tracestate" in self._removed else trace
 
     def hop(self, client: Asking) -> Fields:
         """The client's address for everything behind the gateway: the field X-Forwarded-For, or none."""

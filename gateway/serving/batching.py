@@ -1,41 +1,44 @@
-"""Requests for one model that go to the server together, where `batch` of the configuration allows it.
+"""Requests for one model that go to the server together (docs/configuration.md, "Requests that go together").
 
 A batch is a request of the gateway's own with the rows of several clients. It takes the same corridor as their requests
 would (`inference`), and each client gets its part of the answer. If the batch fails, each request goes alone. Not here:
-which requests may go together (`codec.read_share`), and when (`policy.batching`).
+how requests become one, and its answer several (`codec`).
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.request import ClientRequest, new_request_id
 from gateway.codec import Framing, Share, divided, joined, read_share, release
+from gateway.config.schema import Batch
 from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError
 from gateway.exchange import Attempt, Exchange
 from gateway.headers import HeaderLines, Headers
 from gateway.pacing import Pacer
-from gateway.plan import BackendPlan, Plan
+from gateway.plan import Plan
 from gateway.policy.admission import Reservation
-from gateway.policy.batching import Batch, BatchLimits, Lane, Waiting
-from gateway.policy.crossing import UNIX_PEER, Fields, crossing_of_all
-from gateway.serving.call import Answered, Call, Shared, Unbatched
+from gateway.policy.crossing import UNIX_PEER, crossing_of_all
+from gateway.serving.call import Answered, Call
 
-Serve = Callable[[Call, Upstream, BackendPlan, Framing, memoryview], Awaitable[Answered | None]]
-"""Serves one inference, and returns the client's reply and the fields of the answer's head that cross."""
+if TYPE_CHECKING:
+    from gateway.serving.gateway import Gateway
 
-T = TypeVar("T")
+Serve = Callable[[Call, Framing, memoryview], Awaitable[Answered | None]]
+"""Serves one inference, and returns the client's reply."""
 
-MAX_LANES = 1024
-"""How many paths are batched at the same time; requests for further paths go alone."""
+BATCH_BYTES = 8 * 1024 * 1024
+"""The most bytes of tensors in one batch: to copy them takes a millisecond.
+
+A request of this size or more gains nothing by going with others.
+"""
 
 MAX_UNBATCHED = 1024
 """How many models that cannot be batched are remembered; bounded since clients may make up names."""
@@ -63,19 +66,15 @@ class Member:
     """A request that may go to the server together with others."""
 
     call: Call
-    upstream: Upstream
-    backend: BackendPlan
     framing: Framing
     body: memoryview
-    serve: Serve
     share: Share
+    kind: Hashable
+    """Requests of one kind may go together."""
+    since_s: float
     verdict: "asyncio.Future[Answered | None]"
     """The client's reply, from the batch; None: the request has to go alone."""
     doubt: Doubt | None = None
-
-    def served(self) -> Awaitable[Answered | None]:
-        """The request's own inference, without others."""
-        return self.serve(self.call, self.upstream, self.backend, self.framing, self.body)
 
     def move(self) -> None:
         """Replace the client's body by views of the joined blobs, so that the body can be freed."""
@@ -85,143 +84,130 @@ class Member:
         self.body = memoryview(header)
 
     @property
-    def goes_alone(self) -> bool:
-        """Whether the verdict is that the request goes alone."""
-        verdict = self.verdict
-        return verdict.done() and not verdict.cancelled() and not verdict.exception() and verdict.result() is None
-
-    @property
     def has_left(self) -> bool:
         """Whether the client has left, so that nobody waits for the verdict."""
         return self.verdict.cancelled()
 
 
-async def serve_batched(
-    call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview, serve: Serve
-) -> Answered | None:
+async def serve_batched(call: Call, framing: Framing, body: memoryview, serve: Serve) -> Answered | None:
     """Serve the inference in *body*, which has a header, by *serve*, maybe with others. Raises `GatewayError`."""
-    match = call.match
-    model = backend.name, (match.v2_path.model if match.is_renamed else match.model) or ""
-    limits = backend.batch_limits(model[1])
-    if limits is not None:
-        call.exchange.batch_rows = 1  # at least; the parser will set the number
-    if limits is None or model in call.serving.unbatched:
-        return await serve(call, upstream, backend, framing, body)
-    lanes: dict[tuple[str, str], Batcher] = call.serving.lanes
-    key = backend.name, match.path
-    batcher = lanes.get(key)
+    match, lanes = call.match, call.serving.lanes
+    model = (match.v2_path.model if match.is_renamed else match.model) or ""
+    limits = call.backend.batch(model)
+    if limits.max_size == 1:
+        return await serve(call, framing, body)
+    call.exchange.batch_rows = 1  # at least; the parser will set the number
+    if (call.backend.name, model) in call.serving.unbatched:
+        return await serve(call, framing, body)
+    key = call.backend.name, match.path
     share = None
-    if batcher is not None:
+    if key in lanes:
         share = await call.run_parser(read_share(body, framing, call.plan.header_limits))
-        batcher = lanes.get(key)  # again: other requests ran while the body was read
-    if batcher is None and len(lanes) < MAX_LANES:  # nothing is under way
-        batcher = lanes[key] = Batcher(limits, call.serving.unbatched, model, partial(lanes.pop, key, None))
-        batcher.lane.begin()
-        return await batcher.counted(serve(call, upstream, backend, framing, body))
-    if batcher is None or share is None or not batcher.lane.takes(share.rows, share.n_bytes):
-        return await serve(call, upstream, backend, framing, body)
-    verdict: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
-    member = Member(call, upstream, backend, framing, body, serve, share, verdict)
-    return await batcher.join(member) or await batcher.again(member)
-
-
-class Batcher:
-    """Sends the requests of one lane, together or alone."""
-
-    def __init__(
-        self, limits: BatchLimits, unbatched: Unbatched, model: tuple[str, str], forget: Callable[[], object]
-    ) -> None:
-        """*model* is the lane's backend and model, which is put into *unbatched* if it cannot be batched.
-
-        *forget* is called when no request of the lane is under way any more.
-        """
-        self.lane: Lane[Member] = Lane(limits)
-        self._unbatched = unbatched
-        self._model = model
-        self._forget = forget
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def join(self, member: Member) -> Answered | None:
-        """Serve *member* as part of a batch; None if it has to go alone (`again`). Raises `GatewayError`."""
-        call, share = member.call, member.share
-        began_s = asyncio.get_running_loop().time()
-        waiting = Waiting(member, _kind_of(call, member.backend, share), share.rows, share.n_bytes, began_s)
-        self._send(self.lane.add(waiting))
-        self._plan()
+    lane: Lane | None = lanes.get(key)  # again: other requests ran while the body was read
+    if lane is None:  # nothing is under way
+        lane = lanes[key] = Lane(call, model, limits, serve)
         try:
-            return await call.within_total(member.backend, member.verdict)
-        except BaseException:
-            self.lane.remove(waiting)
+            return await serve(call, framing, body)
+        finally:
+            lane.leave(call)
+    if share is None or share.rows >= limits.max_size or share.n_bytes >= BATCH_BYTES:
+        return await serve(call, framing, body)
+    return await lane.join(call, framing, body, share)
+
+
+class Lane:
+    """The requests for one path of one backend, as long as any of them is under way.
+
+    Those of one kind go together as soon as they have enough rows, or the first of them has waited long enough, or the
+    server has answered all requests that it was sent.
+    """
+
+    def __init__(self, call: Call, model: str, limits: Batch, serve: Serve) -> None:
+        """*call*, the first, is under way alone."""
+        self._serving = call.serving
+        self._key = call.backend.name, call.match.path
+        self._model = call.backend.name, model
+        self._limits = limits
+        self._serve = serve
+        self._under_way = {call}
+        self._waiting: dict[Hashable, list[Member]] = {}
+
+    async def join(self, call: Call, framing: Framing, body: memoryview, share: Share) -> Answered | None:
+        """Serve *call* as part of a batch, or alone if its batch fails or has no other. Raises `GatewayError`."""
+        loop = asyncio.get_running_loop()
+        member = Member(call, framing, body, share, _kind_of(call, share), loop.time(), loop.create_future())
+        self._add(member)
+        try:
+            answered = await call.within_total(member.verdict)
+            if answered is None:
+                answered = await self._serve(call, member.framing, member.body)
+                self._note_success(member)
+            return answered
+        finally:
             if member.has_left:
                 call.exchange.batch_rows = 0
-            elif member.goes_alone:
-                self._ended()
-            raise
+                self._take_out(member)
+            self.leave(call)
 
-    async def again(self, member: Member) -> Answered | None:
-        """Serve *member* alone, because its batch failed or had no other request."""
-        answered = await self.counted(member.served())
-        doubt = member.doubt
-        if doubt is not None:
-            doubt.n_left -= 1
-            if not doubt.n_left:
-                self._close(member, doubt.words)
-        return answered
+    def leave(self, *calls: Call) -> None:
+        """Count the end of *calls*. If no request is under way any more, those that wait go now."""
+        self._under_way.difference_update(calls)
+        if not self._under_way:
+            for kind in list(self._waiting):
+                self._send(kind)
+        if not self._under_way and self._serving.lanes.get(self._key) is self:
+            del self._serving.lanes[self._key]
 
-    async def counted(self, served: Awaitable[T]) -> T:
-        """Await *served*, which the lane has counted as under way, and count its end."""
-        try:
-            return await served
-        finally:
-            self._ended()
+    def _add(self, member: Member) -> None:
+        """Let *member* wait, and send the batches that go now because of it."""
+        kind, max_rows = member.kind, self._limits.max_size
+        shares = [each.share for each in (*self._waiting.get(kind, ()), member)]
+        if sum(share.rows for share in shares) > max_rows or sum(share.n_bytes for share in shares) > BATCH_BYTES:
+            self._send(kind)
+        waiting = self._waiting.setdefault(kind, [])
+        waiting.append(member)
+        if sum(each.share.rows for each in waiting) == max_rows:
+            self._send(kind)
+        elif len(waiting) == 1:
+            asyncio.get_running_loop().call_later(self._limits.max_delay, self._send_in_time, kind, waiting)
 
-    def _ended(self) -> None:
-        """Count the end of a batch, or of a request that went alone; batches that waited for it go now."""
-        self._send(self.lane.end())
-        if self.lane.under_way == 0:
-            self._forget()
+    def _take_out(self, member: Member) -> None:
+        """Take out *member*, whose client has left, if it still waits."""
+        waiting = self._waiting.get(member.kind, [])
+        if member in waiting:
+            waiting.remove(member)
+            if not waiting:
+                del self._waiting[member.kind]
 
-    def _send(self, batches: Iterable[Batch[Member]]) -> None:
-        """Start *batches*, which the lane has counted as under way."""
-        for batch in batches:
-            loop = asyncio.get_running_loop()
-            for waiting in batch:
-                waiting.what.call.exchange.batch_wait_s = loop.time() - waiting.since_s
-            members = [waiting.what for waiting in batch if not waiting.what.has_left]
-            if len(members) < 2 or self._model in self._unbatched:
-                self._send_alone(members)
-                self._ended()
-                continue
-            task = loop.create_task(self.counted(self._serve(members)))
-            left = partial(_cancel_if_left, task, members)
-            for member in members:
-                member.verdict.add_done_callback(left)
+    def _send_in_time(self, kind: Hashable, waiting: list[Member]) -> None:
+        """Send *waiting*, requests of *kind*, whose first has waited long enough, unless they are sent already."""
+        if self._waiting.get(kind) is waiting:
+            self._send(kind)
 
-    def _send_alone(self, members: list[Member]) -> None:
-        """Let *members* go alone (`again`), except those whose clients have left."""
+    def _send(self, kind: Hashable) -> None:
+        """Send all requests of *kind* that wait, together unless there is only one."""
+        loop = asyncio.get_running_loop()
+        members = [member for member in self._waiting.pop(kind) if not member.has_left]
         for member in members:
-            if not member.has_left:
-                self.lane.begin()
+            member.call.exchange.batch_wait_s = loop.time() - member.since_s
+            self._under_way.add(member.call)
+        if len(members) < 2 or self._model in self._serving.unbatched:
+            for member in members:
                 member.verdict.set_result(None)
+            return
+        task = loop.create_task(self._serve_together(members))
+        left = partial(_cancel_if_left, task, members)
+        for member in members:
+            member.verdict.add_done_callback(left)
 
-    def _plan(self) -> None:
-        """Set the timer for the next batch that is due."""
-        due_s = self.lane.next_due_s
-        if due_s is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(due_s, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        self._send(self.lane.due(asyncio.get_running_loop().time()))
-        self._plan()
-
-    async def _serve(self, members: list[Member]) -> None:
+    async def _serve_together(self, members: list[Member]) -> None:
         """Serve *members* together, and set the verdict of each."""
+        replies: list[Answered | None] = [None] * len(members)
         error: GatewayError | None = None
         try:
-            replies = await _answers(members)
+            replies = await _answers(members, self._serve)
         except CodecError as unfit:  # the server has answered, but not with a row for each row
-            self._close(members[0], str(unfit))
+            self._close(members[0].call, str(unfit))
         except GatewayError as failed:
             if failed.kind is ErrorKind.MALFORMED_RESPONSE and not isinstance(failed.__cause__, ForeignAnswerError):
                 doubt = Doubt(failed.message, len(members))
@@ -232,29 +218,36 @@ class Batcher:
         except Exception as bug:
             log.exception("a batch of %d requests failed", len(members))
             error = GatewayError(ErrorKind.INTERNAL, f"internal error: {type(bug).__name__}")
-        else:
-            for member, answered in zip(members, replies, strict=True):
-                if not member.has_left:
-                    member.verdict.set_result(answered)
-            return
-        if error is None:
-            self._send_alone(members)
-            return
-        for member in members:
-            if not member.has_left:
+        for member, reply in zip(members, replies, strict=True):
+            if error is not None and not member.has_left:
                 member.verdict.set_exception(_copy(error))
+            elif not member.has_left:
+                member.verdict.set_result(reply)
+        if error is not None or None not in replies:
+            self.leave(*(member.call for member in members))
 
-    def _close(self, member: Member, words: str) -> None:
-        """Send all requests for the model alone from now on, and warn once, with *words* for the reason."""
-        if self._model not in self._unbatched:
-            if len(self._unbatched) == MAX_UNBATCHED:
-                del self._unbatched[next(iter(self._unbatched))]
-            self._unbatched[self._model] = None
-            model, backend = member.call.match.model, member.backend.name
-            log.warning("model %r of backend %r is batched no more until a reload: %s", model, backend, words)
+    def _note_success(self, member: Member) -> None:
+        """Note that *member* has succeeded alone."""
+        doubt = member.doubt
+        if doubt is not None:
+            doubt.n_left -= 1
+            if not doubt.n_left:
+                self._close(member.call, doubt.words)
+
+    def _close(self, call: Call, words: str) -> None:
+        """Send all requests for the model of *call* alone from now on, and warn once, with *words* for the reason."""
+        unbatched = self._serving.unbatched
+        if self._model not in unbatched:
+            if len(unbatched) == MAX_UNBATCHED:
+                del unbatched[next(iter(unbatched))]
+            unbatched[self._model] = None
+            backend, _ = self._model
+            log.warning(
+                "model %r of backend %r is batched no more until a reload: %s", call.match.model, backend, words
+            )
 
 
-async def _answers(members: list[Member]) -> list[Answered]:
+async def _answers(members: list[Member], serve: Serve) -> list[Answered | None]:
     """Send one request with the rows of all *members*, and divide its answer: one reply for each, in their order.
 
     Records the batch in the members' exchanges. Raises `GatewayError`, and `CodecError` for an answer that cannot be
@@ -268,8 +261,7 @@ async def _answers(members: list[Member]) -> list[Answered]:
         member.move()
     call = _joined_call(first.call, request_id)
     try:
-        framing = Framing(len(header), blobs=blobs)
-        answered = await first.serve(call, first.upstream, first.backend, framing, memoryview(header))
+        answered = await serve(call, Framing(len(header), blobs=blobs), memoryview(header))
         assert answered is not None, "a request with blobs becomes JSON"
         reply, crossing = answered
         replies = await call.pacer.run(divided(reply, shares))
@@ -285,12 +277,12 @@ async def _answers(members: list[Member]) -> list[Answered]:
         _record(call.exchange, members)
 
 
-def _without_cookies(crossing: HeaderLines | Fields) -> HeaderLines | Fields:
+def _without_cookies(crossing: HeaderLines | None) -> HeaderLines | None:
     """*crossing* without cookies: several clients get these fields, and would share a session."""
-    if not isinstance(crossing, HeaderLines) or "\nset-cookie:" not in f"\n{crossing.text}".lower():
+    if crossing is None or "\nset-cookie:" not in f"\n{crossing.text}".lower():
         return crossing
     lines = [line for line in crossing.text.split("\r\n") if not line.lower().startswith("set-cookie:")]
-    return msgspec.structs.replace(crossing, text="\r\n".join(lines), n_lines=len(lines)) if lines else []
+    return msgspec.structs.replace(crossing, text="\r\n".join(lines), n_lines=len(lines)) if lines else None
 
 
 def _joined_call(first: Call, request_id: str) -> Call:
@@ -325,13 +317,14 @@ def _joined_call(first: Call, request_id: str) -> Call:
     )
     call = Call(first.shared, first.serving, request, exchange)
     call.match, call.sticky_key = first.match, first.sticky_key
+    call.upstream, call.backend = first.upstream, first.backend
     return call
 
 
-def _kind_of(call: Call, backend: BackendPlan, share: Share) -> Hashable:
+def _kind_of(call: Call, share: Share) -> Hashable:
     """The key of requests that may go together; backend and path are the same in a lane."""
     request = call.request
-    crossing = tuple(crossing_of_all(backend.headers.transcoded(request)))
+    crossing = tuple(crossing_of_all(call.backend.headers.transcoded(request)))
     return share.kind, crossing, call.match.target, call.match.model, call.exchange.client_name, call.sticky_key
 
 
@@ -377,6 +370,6 @@ class _JoinedBody(ClientBody):
 
     __slots__ = ()
 
-    def __init__(self, request: ClientRequest, exchange: Exchange, shared: Shared, plan: Plan, pacer: Pacer) -> None:
+    def __init__(self, request: ClientRequest, exchange: Exchange, shared: "Gateway", plan: Plan, pacer: Pacer) -> None:
         super().__init__(request, exchange, shared.admission, plan.limits.request_body, pacer)
         self._reservation = Reservation(shared.admission)

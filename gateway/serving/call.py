@@ -7,32 +7,30 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read, Transcode
-from gateway.backend.metadata import LIFE_S, ModelMetadata
+from gateway.backend.metadata import LIFE_S
 from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
-from gateway.codec import HEADER_LENGTH, ModelDescription, error_body, inflated_beginning, release
+from gateway.codec import HEADER_LENGTH, error_body, inflated_beginning, release
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Attempt, Exchange
 from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
 from gateway.plan import BackendPlan, Plan
-from gateway.policy.admission import Admission
 from gateway.policy.crossing import Fields, transcoded_to_client
-from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match
-from gateway.policy.trace_context import Trace
+
+if TYPE_CHECKING:
+    from gateway.serving.gateway import Gateway
 
 ERROR_BYTES = 64 * 1024
 """How much of the body of a backend's error is read and passed on."""
@@ -43,25 +41,9 @@ MAX_LOCATION = 200
 log = logging.getLogger("gateway")
 
 T = TypeVar("T")
-V = TypeVar("V")
 
-
-class Described(NamedTuple):
-    """The description of a model of another dialect than V2."""
-
-    model: ModelDescription
-    by_server: bool = True
-    """Whether the server describes the model, and so names all of its outputs."""
-    fault: str = ""
-    """Why the server's own description of the model cannot be used; empty if it can."""
-
-
-Answered = tuple[InferReply, HeaderLines | Fields]
+Answered = tuple[InferReply, HeaderLines | None]
 """The client's reply, made of a decoded answer, and the fields of the answer's head that cross."""
-
-
-Unbatched = dict[tuple[str, str], None]
-"""Models, by backend and name, whose requests cannot be batched; the one found first stands first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,33 +54,28 @@ class Serving:
     upstreams: Mapping[str, Upstream]
     """The plan's backends by name."""
     lanes: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """The `batching.Batcher` of each backend and path with requests under way."""
-    unbatched: Unbatched = field(default_factory=dict)
-
-
-class Shared(Protocol):
-    """The state that all requests of a process share, whatever their plan; a reload does not replace it."""
-
-    admission: Admission
-    metadata: ModelMetadata[bytes]
-    descriptions: ModelMetadata[Described]
-    recovered_warnings: OncePerInterval
-    is_draining: bool
+    """The `batching.Lane` of each backend and path with requests under way."""
+    unbatched: dict[tuple[str, str], None] = field(default_factory=dict)
+    """Models, by backend and name, whose requests cannot be batched; the one found first stands first."""
 
 
 class Call:
     """One request while it is served, with everything that its steps need."""
 
-    def __init__(self, shared: Shared, serving: Serving, request: ClientRequest, exchange: Exchange) -> None:
+    match: Match
+    upstream: Upstream
+    backend: BackendPlan
+    """Where the request goes, once `choose` has found it."""
+
+    def __init__(self, shared: "Gateway", serving: Serving, request: ClientRequest, exchange: Exchange) -> None:
+        """*shared* has the state that all requests share, whatever their plan."""
         self.serving = serving
         self.plan = plan = serving.plan
-        self.upstreams = serving.upstreams
         self.shared = shared
         self.request = request
         self.exchange = exchange
         self.pacer = Pacer()
         self.total_at: float | None = None
-        self.match: Match
         self.sticky_key: str | None = None
         self.counted_for: str | None = None
         """The client whose concurrent requests it is counted among; None if clients have no limits."""
@@ -110,14 +87,16 @@ class Call:
             request, exchange, body=self.body, is_draining=lambda: shared.is_draining, timing=plan.timing
         )
 
-    def choose(self, sequence_id: str | None = None) -> tuple[Upstream, BackendPlan]:
+    def choose(self, sequence_id: str | None = None) -> None:
         """Choose the backend for the request, by *sequence_id* if it has one and the route goes by it."""
         destination = self.match.destination
         self.sticky_key = sequence_id or destination.sticky.header_key(self.request.headers)
         name = self.exchange.backend = destination.pick(self.sticky_key, random.random())  # noqa: S311  no secret
+        self.upstream, self.backend = self.serving.upstreams[name], self.plan.backends[name]
         if self.request.deadline_s is not None:
-            self.begin_total(self.plan.backends[name])
-        return self.upstreams[name], self.plan.backends[name]
+            self.begin_total()
+
+    # The client's request
 
     async def run_parser(self, steps: Generator[None, None, T]) -> T:
         """Run *steps*, which parse the client's request. Raises `GatewayError` if the request is malformed."""
@@ -134,58 +113,54 @@ class Call:
         self.exchange.request_codec_s += pacer.take_seconds()
         self.exchange.request_codec_until_s = time.perf_counter()
 
-    def note_recovered(self) -> None:
-        """Record that the client gave no header length, and that it was recovered (protocol section 6)."""
+    def note_recovered(self, header_recovered: bool) -> None:
+        """Record whether the client gave no header length, and it was recovered (protocol section 6)."""
         exchange = self.exchange
-        exchange.header_recovered = True
-        if self.shared.recovered_warnings.allows(exchange.client, exchange.started_s):
+        exchange.header_recovered = header_recovered
+        if header_recovered and self.shared.recovered_warnings.allows(exchange.client, exchange.started_s):
             log.warning("client %s sends binary bodies without %s; it was recovered", exchange.client, HEADER_LENGTH)
 
-    def begin_total(self, backend: BackendPlan) -> float:
+    def let_go(self, answer: Answer, *views: memoryview) -> None:
+        """Free the request's memory, held by *views* alone: its answer has begun, and it will not be sent again.
+
+        A small request, which was sent whole, is kept, and so is a request that is still being sent.
+        """
+        sending = answer.sending
+        if sending is None or not sending.is_sent or self.backend.settings.retry.resend_after_sent:
+            return
+        if release(views):
+            self.body.let_go()
+
+    # The time for it
+
+    def begin_total(self) -> float:
         """Start `timeouts.total` unless it has begun, and return when it is over, by the event loop's clock."""
         if self.total_at is None:
-            self.total_at = asyncio.get_running_loop().time() + backend.settings.timeouts.total
+            self.total_at = asyncio.get_running_loop().time() + self.backend.settings.timeouts.total
             if self.request.deadline_s is not None:
                 self.total_at = min(self.total_at, self.request.deadline_s)
         return self.total_at
 
-    async def within_total(self, backend: BackendPlan, awaited: Awaitable[T], *, is_clients: bool = False) -> T:
+    async def within_total(self, awaited: Awaitable[T], *, is_clients: bool = False) -> T:
         """Await *awaited*, but no longer than `timeouts.total`.
 
         Raises `GatewayError`: TIMEOUT, or SLOW_CLIENT if the client is waited for (*is_clients*).
         """
         try:
-            async with asyncio.timeout_at(self.begin_total(backend)):
+            async with asyncio.timeout_at(self.begin_total()):
                 return await awaited
         except TimeoutError:
-            total = f"{backend.settings.timeouts.total:g} s (timeouts.total)"
+            total = f"{self.backend.settings.timeouts.total:g} s (timeouts.total)"
             if is_clients:
                 words = f"the client kept the request open for more than {total}"
                 raise GatewayError(ErrorKind.SLOW_CLIENT, words) from None
-            raise GatewayError(ErrorKind.TIMEOUT, f"backend {backend.name!r} took longer than {total}") from None
+            words = f"backend {self.backend.name!r} took longer than {total}"
+            raise GatewayError(ErrorKind.TIMEOUT, words) from None
 
-    def question(
-        self, upstream: Upstream, backend: BackendPlan, path: str, read: Read[T], attempts: list[Attempt] | None = None
-    ) -> Awaitable[T]:
-        """Ask for *path* on the gateway's own behalf, with the client's headers. Raises `GatewayError`.
-
-        The attempts are added to *attempts*, or else to those of the exchange.
-        """
-        asked = BackendRequest(
-            "GET",
-            path,
-            self.with_own(backend.headers.metadata(self.request)),
-            Body(),
-            is_metadata=self.exchange.is_inference,
-            trace=self.trace_for(backend),
-            is_read_whole=True,
-        )
-        attempts = self.exchange.attempts if attempts is None else attempts
-        return upstream.call(asked, attempts, read, total_at=self.total_at)
+    # The request to the backend, and its answer
 
     def asked(
         self,
-        upstream: Upstream,
         fields: Fields,
         body: Body,
         *,
@@ -203,20 +178,22 @@ class Call:
             self.match.target if target is None else target,
             self.with_own(fields),
             body,
-            trace=self.trace_for(self.plan.backends[upstream.name]),
+            trace=self.backend.headers.trace(self.exchange.trace),
             is_read_whole=is_read_whole,
             is_passed=is_passed,
         )
 
-    def send(
-        self, upstream: Upstream, asked: BackendRequest, read: Read[T], transcode: Transcode[T] | None = None
-    ) -> Awaitable[T]:
+    def with_own(self, headers: Fields) -> Fields:
+        """*headers*, `Via` and `X-Request-Id`, which the gateway adds to every request to a backend."""
+        return [*headers, self.plan.via, ("X-Request-Id", self.exchange.request_id)]
+
+    def send(self, asked: BackendRequest, read: Read[T], transcode: Transcode[T] | None = None) -> Awaitable[T]:
         """Send *asked* and *read* the answer, with retries as long as the reply has not begun.
 
         *transcode* is that of `Upstream.call`.
         """
         reply = self.reply
-        return upstream.call(
+        return self.upstream.call(
             asked,
             self.exchange.attempts,
             read,
@@ -226,27 +203,22 @@ class Call:
             is_settled=lambda: reply.has_begun,
         )
 
-    def let_go(self, answer: Answer, backend: BackendPlan, views: Iterable[memoryview]) -> None:
-        """Free the request's memory, held by *views* alone: its answer has begun, and it will not be sent again.
+    def question(self, path: str, read: Read[T], attempts: list[Attempt] | None = None) -> Awaitable[T]:
+        """Ask for *path* on the gateway's own behalf, with the client's headers. Raises `GatewayError`.
 
-        A small request, which was sent whole, is kept, and so is a request that is still being sent.
+        The attempts are added to *attempts*, or else to those of the exchange.
         """
-        sending = answer.sending
-        if sending is None or not sending.is_sent or backend.settings.retry.resend_after_sent:
-            return
-        if release(views):
-            self.body.let_go()
-
-    def trace_for(self, backend: BackendPlan) -> Trace | None:
-        """The request's trace without the fields that *backend*'s configuration sets or removes; None without it."""
-        trace, lets_pass = self.exchange.trace, backend.headers.lets_pass
-        if trace is None or not lets_pass("traceparent"):
-            return None
-        return trace if lets_pass("tracestate") else msgspec.structs.replace(trace, state="")
-
-    def with_own(self, headers: Fields) -> Fields:
-        """*headers*, `Via` and `X-Request-Id`, which the gateway adds to every request to a backend."""
-        return [*headers, self.plan.via, ("X-Request-Id", self.exchange.request_id)]
+        asked = BackendRequest(
+            "GET",
+            path,
+            self.with_own(self.backend.headers.metadata(self.request)),
+            Body(),
+            is_metadata=self.exchange.is_inference,
+            trace=self.backend.headers.trace(self.exchange.trace),
+            is_read_whole=True,
+        )
+        attempts = self.exchange.attempts if attempts is None else attempts
+        return self.upstream.call(asked, attempts, read, total_at=self.total_at)
 
     async def backend_error(
         self,
@@ -271,44 +243,31 @@ class Call:
             return GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
         text = await answer.read_beginning(ERROR_BYTES) if text is None else text
         text = inflated_beginning(text, answer.headers.joined("content-encoding"), ERROR_BYTES)
+        own_words = None if words_in is None else words_in(text)
+        backend, status_code = self.exchange.backend, answer.status
         body, words = error_body(
-            text,
-            answer.status,
-            answer.reason,
-            json_bytes,
-            backend=self.exchange.backend,
-            own_words=None if words_in is None else words_in(text),
-            hint=hint,
+            text, status_code, answer.reason, json_bytes, backend=backend, own_words=own_words, hint=hint
         )
         headers = transcoded_to_client(answer.headers)
-        return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
+        return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=status_code, body=body)
 
 
-class Question(Generic[V]):
+class Question:
     """A question about a model to its backend, asked once for all requests that need it and have the same headers."""
 
-    def __init__(
-        self,
-        call: Call,
-        answers: ModelMetadata[V],
-        upstream: Upstream,
-        backend: BackendPlan,
-        path: str,
-        read: Callable[[Answer], Awaitable[tuple[V, int]]],
-    ) -> None:
+    def __init__(self, call: Call, path: str, read: Read[tuple[Any, int]]) -> None:
         """*read* makes a value of the answer to *path*, and says how many bytes it takes; 0: it is not kept."""
         self._call = call
-        self._answers = answers
-        self._backend = backend
-        self._ask = partial(call.question, upstream, backend, path, read)
-        self._key = (backend.fingerprint, path, tuple(backend.headers.metadata(call.request)))
-        self._asking: asyncio.Task[tuple[V, int]] | None = None
+        self.path = path
+        self._ask = partial(call.question, path, read)
+        self._key = (call.backend.fingerprint, path, tuple(call.backend.headers.metadata(call.request)))
+        self._asking: asyncio.Task[tuple[Any, int]] | None = None
 
-    def known(self, max_age_s: float = LIFE_S) -> V | None:
-        """The answer, if the question was asked less than *max_age_s* ago."""
-        return self._answers.known(self._key, max_age_s)
+    def known(self, max_age_s: float = LIFE_S) -> Any:
+        """The answer, if the question was asked less than *max_age_s* ago; else None."""
+        return self._call.shared.metadata.known(self._key, max_age_s)
 
-    async def get(self, max_age_s: float = LIFE_S) -> V:
+    async def get(self, max_age_s: float = LIFE_S) -> Any:
         """The answer, from a question that was asked less than *max_age_s* ago. Raises `GatewayError`."""
         known = self.known(max_age_s)
         if known is None:
@@ -321,17 +280,17 @@ class Question(Generic[V]):
 
         When this returns the question has a connection, or its place in the queue for one.
         """
-        self._call.begin_total(self._backend)
-        self._asking = self._answers.ask(self._key, self._fetch)
+        self._call.begin_total()
+        self._asking = self._call.shared.metadata.ask(self._key, self._fetch)
         await asyncio.sleep(0)
 
-    async def answer(self) -> V:
+    async def answer(self) -> Any:
         """The answer to the question that has begun. Raises `GatewayError`."""
         assert self._asking is not None
         # this wait counts in the client's `timeouts.total`, also if another client's call has sent the question
-        return (await self._call.within_total(self._backend, asyncio.shield(self._asking)))[0]
+        return (await self._call.within_total(asyncio.shield(self._asking)))[0]
 
-    async def _fetch(self) -> tuple[V, int]:
+    async def _fetch(self) -> tuple[Any, int]:
         """Ask. The attempts are put before the inference's, since records take the last attempt for the inference's."""
         attempts = list[Attempt]()
         try:

@@ -1,4 +1,3 @@
-# ruff: noqa: D102  `Speech` says what the methods do
 """How an inference is put to a server of another dialect than V2: described, judged, sent, and its answer labelled.
 
 Answers of such servers have no names, datatypes or shapes. These come from the model's description, which must be a
@@ -6,29 +5,27 @@ recent one. Not here: the dialects (`codec`), and the gateway's answers in place
 """
 
 import logging
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gateway.backend.attempt import Answer
 from gateway.backend.metadata import LIFE_S, is_undescribed
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
-from gateway.backend.upstream import Upstream
 from gateway.codec import (
     DIALECTS,
     Dialect,
     DialectAnswer,
     DialectRequest,
     Framing,
+    ModelDescription,
     missing_datatype,
     unfit_input,
     unknown_output,
     v2_metadata,
 )
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
-from gateway.plan import BackendPlan
-from gateway.serving.call import Call, Described, Question
-from gateway.serving.speech import Decoder, Prepared
+from gateway.serving.call import Call, Question
+from gateway.serving.speech import V2, Decoder, Prepared
 
 FRESH_S = 1.0
 """How old a model's description may be when an inference is sent whose answer it labels.
@@ -47,46 +44,50 @@ T = TypeVar("T")
 log = logging.getLogger("gateway")
 
 
-async def dialect_of(upstream: Upstream, backend: BackendPlan) -> Dialect | None:
-    """The dialect that *backend* speaks; None for V2. Raises `GatewayError`."""
-    name = backend.settings.dialect
-    return DIALECTS.get(name if name != "auto" else (await upstream.spoken()).dialect)
+class Described(NamedTuple):
+    """The description of a model."""
+
+    model: ModelDescription
+    by_server: bool = False
+    """Whether the server describes the model, and so names all of its outputs."""
+    fault: str = ""
+    """Why the server's own description of the model cannot be used; empty if it can."""
 
 
-class Foreign:
-    """A client's request to a backend of another *dialect* than V2; implements `Speech` for inferences."""
+async def dialect_of(call: Call) -> Dialect | None:
+    """The dialect that the backend speaks; None for V2. Raises `GatewayError`."""
+    name = call.backend.settings.dialect
+    return DIALECTS.get(name if name != "auto" else (await call.upstream.spoken()).dialect)
 
-    target: str | None = None
 
-    def __init__(self, call: Call, upstream: Upstream, backend: BackendPlan, dialect: Dialect) -> None:
-        self.call = call
-        self.backend = backend
+class Foreign(V2):
+    """A client's request to a backend of another *dialect* than V2."""
+
+    def __init__(self, call: Call, dialect: Dialect) -> None:
+        super().__init__(call)
         self.dialect = dialect
-        self.path = call.match.v2_path
+        self.path = path = call.match.v2_path
         """The path for the backend in V2, taken apart."""
-        self.model, self.version = self.path.model or "", self.path.version
-        self._upstream = upstream
-        self._configured = backend.described(self.model)
+        self.model, self.version = path.model or "", path.version
+        self._configured = call.backend.described(self.model)
         self._infer_path = dialect.infer_path(self.model, self.version, self._configured)
-        if dialect.is_configured and self.path.model is not None:
+        if dialect.is_configured and path.model is not None:
             self._check_configured()
         described_at = dialect.description_path(self.model, self.version)
-        self._asked = self.path.before + (described_at or "")
-        self._question: Question[Described] | None = None
+        self._question: Question | None = None
         """Asks for the model's description; None if servers of the dialect have none."""
         if described_at is not None:
-            answers = call.shared.descriptions
-            self._question = Question(call, answers, upstream, backend, self._asked, self._read_description)
+            self._question = Question(call, path.before + described_at, self._read_description)
         self._is_asking = False  # whether the description is asked for beside the inference
         self._described: Described
         self._request: DialectRequest
 
     def _check_configured(self) -> None:
         """Raise `GatewayError` unless the configuration has the client's model, and a path for its version."""
-        name, model, models = self.backend.name, self.model, self.backend.models
+        backend, model = self.call.backend, self.model
         if self._configured.template is None:
-            known = ", ".join(map(repr, list(models)[:MAX_NAMED]))
-            words = f"model {model!r} is not configured: `backends.{name}.models` has {known}"
+            known = ", ".join(map(repr, list(backend.models)[:MAX_NAMED]))
+            words = f"model {model!r} is not configured: `backends.{backend.name}.models` has {known}"
         elif self._infer_path is not None:
             return
         elif self.version is None:
@@ -95,47 +96,28 @@ class Foreign:
             words = f"model {model!r} has no versions: leave the version out"
         raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
 
-    @property
-    def live_path(self) -> str:
-        """The path that tells whether the server runs; empty if there is none."""
-        health = self.backend.settings.health
-        configured = health.path if health is not None else None
-        return self.dialect.live_path or configured or ""
+    def path_of(self, path: str | None) -> str:
+        """The dialect's *path* after the part that the route keeps before it.
 
-    @property
-    def live_hint(self) -> str:
-        """Words for a server's refusal of `live_path`: what was asked, and which key names it."""
-        key = f", the path in `backends.{self.backend.name}.health`" if self.dialect.is_configured else ""
-        return f" (GET {self.live_path}{key})"
+        Raises `GatewayError` if clients may not use the path, or if it is None: the dialect has no versions.
+        """
+        if path is None:
+            words = f"servers of dialect {self.dialect.name!r} have no versions of a model: leave the version out"
+            raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
+        path = self.path.before + path
+        self.call.plan.check_path(path, self.call.backend)
+        return path
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether an endpoint is not known to be down."""
-        return self._upstream.is_usable
+    # The request
 
     async def prepare(self, body: memoryview, framing: Framing) -> Prepared:
-        call, dialect, policy = self.call, self.dialect, self.backend.tensor_policy
-        path = self.path_of(self._infer_path)
+        """As of V2; no request crosses unchanged."""
+        call, path = self.call, self.path_of(self._infer_path)
         query = call.match.target[len(call.match.path) :]
         self.target = path + (query if "?" not in path else query.replace("?", "&", 1))
         # a raw request is cut into values by the description
         described = await self.description(FRESH_S if framing.header_length == 0 else LIFE_S)
-        limits, reserve = call.plan.header_limits, call.body.reserve
-        if framing.header_length == 0:
-            metadata = v2_metadata(self.model, described.model)
-            steps = DialectRequest.parse_raw(body, metadata, policy, limits, reserve=reserve)
-        else:
-            recover = call.plan.recover_header_length
-            steps = DialectRequest.parse(
-                body,
-                framing.header_length,
-                policy,
-                limits,
-                recover=recover,
-                blobs=framing.blobs or (),
-                reserve=reserve,
-            )
-        request = await call.run_parser(steps)
+        self._request = request = await self._parsed(body, framing, described)
         fault = self._fault(described, request)
         if fault is not None and self._is_old(described):
             described = await self.description(FRESH_S)
@@ -143,16 +125,46 @@ class Foreign:
         if fault is not None:
             raise fault
         try:
-            written = request.bound(dialect.writer(described.model))
+            written = request.bound(self.dialect.writer(described.model))
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
-        self._described, self._request = described, request
+        self._described = described
         if self._question is not None and self._is_old(described):
             self._is_asking = True
             await self._question.begin()
-            if self._upstream.connections.is_full:  # else an inference on the last connection would wait for itself
+            if call.upstream.connections.is_full:  # else an inference on the last connection would wait for itself
                 await self._question.answer()
         return Prepared(request, written, self._decoder)
+
+    async def _parsed(self, body: memoryview, framing: Framing, described: Described) -> DialectRequest:
+        call, policy = self.call, self.call.backend.tensor_policy
+        limits, reserve = call.plan.header_limits, call.body.reserve
+        if framing.header_length == 0:
+            metadata = v2_metadata(self.model, described.model)
+            steps = DialectRequest.parse_raw(body, metadata, policy, limits, reserve=reserve)
+        else:
+            recover, blobs = call.plan.recover_header_length, framing.blobs or ()
+            steps = DialectRequest.parse(
+                body, framing.header_length, policy, limits, recover=recover, blobs=blobs, reserve=reserve
+            )
+        return await call.run_parser(steps)
+
+    def _fault(self, described: Described, request: DialectRequest) -> GatewayError | None:
+        """Why the model, as it is *described*, cannot get *request*; None if it can.
+
+        The model may lack an input or output, the server may change values, or the answer could not be labelled.
+        """
+        call, model = self.call, described.model
+        unfit = unfit_input(model, request.inputs, call.match.model or "")
+        if unfit is None and (described.by_server or self.dialect.is_configured):
+            unfit = unknown_output(model, request.selection)
+        if unfit is not None:
+            return GatewayError(ErrorKind.MALFORMED_REQUEST, unfit)
+        names = {"dialect": self.dialect.name, "backend": call.backend.name, "model": self.model}
+        missing = missing_datatype(model, request.selection, **names)
+        return None if missing is None else GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
+
+    # The answer
 
     async def _decoder(self) -> Decoder:
         """A decoder for the answer, with a description at most `FRESH_S` old when the request was sent."""
@@ -166,6 +178,7 @@ class Foreign:
         return self._decoder_by(self._described)
 
     async def other_decoder(self, answer: Answer) -> Decoder | None:
+        """A decoder by the model's description of this moment, if it has changed."""
         question, described = self._question, self._described
         if question is None or not described.by_server:
             return None
@@ -181,17 +194,25 @@ class Foreign:
         return None if newer.model.outputs == described.model.outputs else self._decoder_by(newer)
 
     def _decoder_by(self, described: Described) -> Decoder:
-        call, request = self.call, self._request
         return DialectAnswer(
             self.dialect.answer_form(described.model),
             described.model,
-            request.selection,
-            model=call.match.model or "",
-            request_id=request.id,
+            self._request.selection,
+            model=self.call.match.model or "",
+            request_id=self._request.id,
             version=self.version,
-            limits=call.plan.header_limits,
+            limits=self.call.plan.header_limits,
             lists_all=described.by_server,
         )
+
+    async def refusal(
+        self, answer: Answer, json_bytes: int | None, text: bytes | None = None, hint: str = ""
+    ) -> GatewayError:
+        """As of V2; see `Call.backend_error` for the arguments."""
+        words_in = partial(self.dialect.error_words, description=self._configured)
+        return await self.call.backend_error(answer, text, json_bytes=json_bytes, words_in=words_in, hint=hint)
+
+    # What the server says beside inferences
 
     async def description(self, max_age_s: float) -> Described:
         """The model's description by the configuration and the server; it may be empty. Raises `GatewayError`.
@@ -199,9 +220,8 @@ class Foreign:
         The server was asked less than *max_age_s* ago. If it does not describe the model, the configuration's
         description is used alone. If it does not have the model, its error is raised.
         """
-        alone = Described(self._configured, by_server=False)
         if self._question is None:
-            return alone
+            return Described(self._configured)
         try:
             return self._usable(await self._question.get(max_age_s))
         except GatewayError as error:
@@ -209,23 +229,24 @@ class Foreign:
                 raise
             if not await self.is_ready():
                 raise
-            return alone
+            return Described(self._configured)
 
     async def _read_description(self, answer: Answer) -> tuple[Described, int]:
         """Read the answer to the question for the description; how many bytes it takes to keep it comes second."""
         configured = self._configured
+        assert self._question is not None
         if answer.status >= 300:
-            error = await self.error(answer, hint=f" (GET {self._asked}, the model's description)")
+            error = await self.refusal(answer, None, hint=f" (GET {self._question.path}, the model's description)")
             if configured.outputs and is_undescribed(error):
-                return Described(configured, by_server=False), 1
+                return Described(configured), 1
             raise error
         answer.refuse_encoded()
         text = await answer.read_whole(METADATA_BYTES, "the model's description")
         try:
             said = self.dialect.read_description(text, configured.signature)
-            return Described(said.merged(configured)), len(text)
+            return Described(said.merged(configured), by_server=True), len(text)
         except CodecError as error:  # no failure of the endpoint: the configuration may name a wrong signature
-            return Described(configured, by_server=False, fault=str(error)), 1
+            return Described(configured, fault=str(error)), 1
 
     def _usable(self, described: Described) -> Described:
         """*described* itself. Raises `GatewayError` if it could not be read and the configuration names no outputs."""
@@ -237,58 +258,23 @@ class Foreign:
         """Whether *described* came from the server, more than `FRESH_S` ago, so that it may have changed."""
         return self._question is not None and described.by_server and self._question.known(FRESH_S) is None
 
+    @property
+    def live_path(self) -> str:
+        """The path that tells whether the server runs; empty if there is none."""
+        health = self.call.backend.settings.health
+        return self.dialect.live_path or (health.path if health is not None else None) or ""
+
     async def is_ready(self) -> bool:
         """Whether the server says that the model is ready. Raises `GatewayError`, also if there is no such model."""
+        dialect = self.dialect
+        if dialect.is_configured and not self.live_path:
+            return self.call.upstream.is_usable
+        path = self.path_of(self.live_path if dialect.is_configured else dialect.ready_path(self.model, self.version))
 
         async def read(answer: Answer) -> bool:
             if answer.status >= 300:
-                raise await self.error(answer, hint=self.live_hint if self.dialect.is_configured else "")
+                raise await self.refusal(answer, None, hint=f" (GET {path})")
             answer.refuse_encoded()
-            return self.dialect.is_ready(await answer.read_whole(METADATA_BYTES, "the model's status"))
+            return dialect.is_ready(await answer.read_whole(METADATA_BYTES, "the model's status"))
 
-        if self.dialect.is_configured and not self.live_path:
-            return self.is_usable
-        path = self.live_path if self.dialect.is_configured else self.dialect.ready_path(self.model, self.version)
-        return await self.question(self.path_of(path), read)
-
-    async def question(self, path: str, read: Callable[[Answer], Awaitable[T]]) -> T:
-        """Ask the server for *path* and *read* the answer. Raises `GatewayError`."""
-        return await self.call.question(self._upstream, self.backend, path, read)
-
-    def _fault(self, described: Described, request: DialectRequest) -> GatewayError | None:
-        """Why the model, as it is *described*, cannot get *request*; None if it can.
-
-        The model may lack an input or output, the server may change values, or the answer could not be labelled.
-        """
-        selection = request.selection
-        unfit = unfit_input(described.model, request.inputs, self.call.match.model or "")
-        if unfit is None and (described.by_server or self.dialect.is_configured):
-            unfit = unknown_output(described.model, selection)
-        if unfit is not None:
-            return GatewayError(ErrorKind.MALFORMED_REQUEST, unfit)
-        missing = missing_datatype(
-            described.model, selection, dialect=self.dialect.name, backend=self.backend.name, model=self.model
-        )
-        return None if missing is None else GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
-
-    def path_of(self, path: str | None) -> str:
-        """The dialect's *path* after the part that the route keeps before it.
-
-        Raises `GatewayError` if clients may not use the path, or if it is None: the dialect has no versions.
-        """
-        if path is None:
-            words = f"servers of dialect {self.dialect.name!r} have no versions of a model: leave the version out"
-            raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
-        path = self.path.before + path
-        self.call.plan.check_path(path, self.backend)
-        return path
-
-    async def error(
-        self, answer: Answer, text: bytes | None = None, *, json_bytes: int | None = None, hint: str = ""
-    ) -> GatewayError:
-        """The backend's refusal in the shape of the protocol; see `Call.backend_error` for the arguments."""
-        words_in = partial(self.dialect.error_words, description=self._configured)
-        return await self.call.backend_error(answer, text, json_bytes=json_bytes, words_in=words_in, hint=hint)
-
-    async def refusal(self, answer: Answer, json_bytes: int) -> GatewayError:
-        return await self.error(answer, json_bytes=json_bytes)
+        return await self.call.question(path, read)

@@ -1,7 +1,6 @@
 """Every request of a process, from its head to its record.
 
-`Gateway.handle` finds out where a request goes. Then `infer`, `relay`, `server_metadata`, `own_answers` or `one_server`
-serve it.
+`Gateway.handle` finds out where a request goes. Then `infer`, `relay`, `server_metadata` or `own_answers` serve it.
 """
 
 import asyncio
@@ -9,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from gateway.backend.metadata import ModelMetadata
 from gateway.client.request import ClientRequest, request_id
@@ -22,8 +22,8 @@ from gateway.policy.clients import Clients
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
 from gateway.policy.trace_context import Trace
-from gateway.serving import one_server, own_answers
-from gateway.serving.call import Call, Described, Serving
+from gateway.serving import own_answers
+from gateway.serving.call import Call, Serving
 from gateway.serving.foreign import Foreign, dialect_of
 from gateway.serving.inference import infer
 from gateway.serving.relaying import relay, server_metadata
@@ -47,8 +47,8 @@ class Gateway:
         """Begins the trace of a request; None if requests are not traced. A reload may replace it."""
         plan = serving.plan
         self.admission = Admission(plan.limits.in_flight_bytes, plan.limits.concurrent_requests)
-        self.metadata = ModelMetadata[bytes]()
-        self.descriptions = ModelMetadata[Described]()
+        self.metadata = ModelMetadata[Any]()
+        """What servers say of their models: texts of V2, descriptions of other dialects."""
         self.clients = Clients()
         self.recovered_warnings = OncePerInterval(max_keys=WARNED_CLIENTS)
         self.in_flight = 0
@@ -87,7 +87,7 @@ class Gateway:
             try:
                 match = await self._admit(call)
                 if match is None:
-                    await one_server.answer(call)
+                    await own_answers.answer_for_all(call)
                 elif match.kind is PathKind.INFER and request.method == "POST":
                     await infer(call)
                 else:
@@ -146,14 +146,14 @@ class Gateway:
         raise GatewayError(ErrorKind.RATE_LIMITED, words, headers=[("Retry-After", str(seconds))])
 
     def _route(self, request: ClientRequest, call: Call, exchange: Exchange) -> Match | None:
-        """Find the request's route; None if no route matches and the gateway answers for all backends (`one_server`).
+        """Find the request's route; None if no route matches and the gateway answers for all backends (`own_answers`).
 
         Raises `GatewayError`.
         """
         try:
             match = call.match = call.plan.route(request.method, request.host, request.path, request.headers)
         except GatewayError as error:
-            if error.status == ErrorKind.NO_ROUTE.status and one_server.is_asked(request):
+            if error.status == ErrorKind.NO_ROUTE.status and own_answers.is_for_all(request):
                 return None
             raise
         exchange.route = match.destination.route
@@ -170,19 +170,18 @@ class Gateway:
         return self.in_flight
 
     async def close(self) -> None:
-        """Cancel the fetching of metadata and descriptions."""
+        """Cancel the fetching of metadata."""
         await self.metadata.close()
-        await self.descriptions.close()
 
 
 async def _serve_other(call: Call) -> None:
     """Serve a request that is no inference. Raises `GatewayError`."""
-    match, method = call.match, call.request.method
-    upstream, backend = call.choose()
-    dialect = None if match.kind is PathKind.OTHER else await dialect_of(upstream, backend)
+    call.choose()
+    kind = call.match.kind
+    dialect = None if kind is PathKind.OTHER else await dialect_of(call)
     if dialect is not None:
-        await own_answers.answer(Foreign(call, upstream, backend, dialect))
-    elif match.kind is PathKind.SERVER_METADATA and method == "GET":
-        await server_metadata(call, upstream, backend)
+        await own_answers.answer(Foreign(call, dialect))
+    elif kind is PathKind.SERVER_METADATA and call.request.method == "GET":
+        await server_metadata(call)
     else:
-        await relay(call, upstream, backend)
+        await relay(call)

@@ -9,21 +9,18 @@ from functools import partial
 
 from gateway.backend.asking import BackendRequest, Body, Pieces, Sending
 from gateway.backend.attempt import Answer, Read
-from gateway.backend.upstream import Upstream
 from gateway.codec import HEADER_LENGTH, WHOLE_BYTES, Coding, Framing, choose_coding, compressed, find_sequence_id
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, blamed
 from gateway.exchange import Format
 from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
-from gateway.plan import BackendPlan
 from gateway.policy.crossing import Fields
 from gateway.serving.batching import serve_batched
 from gateway.serving.call import Answered, Call
 from gateway.serving.foreign import Foreign, dialect_of
-from gateway.serving.passing import pass_through
-from gateway.serving.relaying import stream
-from gateway.serving.speech import V2, Prepared, Proven, Speech, Written
+from gateway.serving.relaying import pass_through, stream
+from gateway.serving.speech import V2, Prepared
 
 
 async def infer(call: Call) -> None:
@@ -34,98 +31,85 @@ async def infer(call: Call) -> None:
     if call.match.destination.sticky.by_sequence:
         body = await call.body.read()
         sequence_id = await call.pacer.run(find_sequence_id(body, framing.header_length))
-    upstream, backend = call.choose(sequence_id)
-    if backend.settings.binary != "never" and (await upstream.spoken()).binary:
-        transcode = partial(_transcoded, call, upstream, backend, framing)
-        answered = await pass_through(call, upstream, backend, framing, body, transcode)
+    call.choose(sequence_id)
+    if call.backend.settings.binary != "never" and (await call.upstream.spoken()).binary:
+        answered = await pass_through(call, framing, body, partial(_transcoded, call, framing))
     else:
         if body is None:
             body = await call.body.read()
-        if backend.batches and framing.header_length:
-            answered = await serve_batched(call, upstream, backend, framing, body, _served)
+        if call.backend.batches and framing.header_length:
+            answered = await serve_batched(call, framing, body, _served)
         else:
-            answered = await _served(call, upstream, backend, framing, body)
+            answered = await _served(call, framing, body)
     if answered is not None:
         await _reply(call, *answered, framing)
 
 
-async def _served(
-    call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview
-) -> Answered | None:
+async def _served(call: Call, framing: Framing, body: memoryview) -> Answered | None:
     """Send the inference in *body* to the backend as JSON, and decode the answer. Raises `GatewayError`."""
-    asked, read = await _transcoded(call, upstream, backend, framing, body)
-    return await call.send(upstream, asked, read)
+    return await call.send(*await _transcoded(call, framing, body))
 
 
-async def _transcoded(
-    call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview
-) -> tuple[BackendRequest, Read[Answered | None]]:
+async def _transcoded(call: Call, framing: Framing, body: memoryview) -> tuple[BackendRequest, Read[Answered | None]]:
     """The request to the backend in JSON, made of *body*, and a function that reads its answer. Raises `GatewayError`.
 
     The function returns the reply; or None for pure JSON that is passed on, since the reply is then written already.
     """
-    exchange = call.exchange
+    exchange, headers = call.exchange, call.backend.headers
     exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
-    dialect = await dialect_of(upstream, backend)
-    speech = V2(call, upstream, backend) if dialect is None else Foreign(call, upstream, backend, dialect)
+    dialect = await dialect_of(call)
+    speech = V2(call) if dialect is None else Foreign(call, dialect)
     prepared = await speech.prepare(body, framing)
-    if prepared is None:
-        return _as_it_came(call, upstream, backend, body), partial(_pass_on, call, backend, body)
-    _note(call, prepared.request)
-    json_body = await _json_body(call, prepared.written, backend)
+    exchange.upstream_format = Format.JSON
+    if prepared is None:  # byte for byte (protocol 3.6)
+        # a renamed model's answer must not be compressed, because the gateway replaces the name in it
+        fields = headers.transcoded(call.request) if call.match.is_renamed else headers.inflated(call.request)
+        return call.asked(fields, Body.of(body)), partial(_pass_on, call, body)
+    _note(call, prepared)
+    json_body = await _json_body(call, prepared)
 
     async def read(answer: Answer) -> Answered:
         if answer.status >= 300:
             raise await speech.refusal(answer, exchange.attempts[-1].request_bytes)
         if answer.sending is not None:
-            call.let_go(answer, backend, (*prepared.request.views, body, *(framing.blobs or ())))
+            call.let_go(answer, *prepared.request.views, body, *(framing.blobs or ()))
         return await _decoded(call, answer, prepared, speech), answer.transcoded_lines()
 
-    fields = backend.headers.transcoded(call.request)
-    return call.asked(upstream, fields, json_body, target=speech.target, is_read_whole=True), read
+    asked = call.asked(headers.transcoded(call.request), json_body, target=speech.target, is_read_whole=True)
+    return asked, read
 
 
-def _note(call: Call, request: Proven) -> None:
-    """Record formats, datatypes and rows of *request* in the exchange."""
-    exchange = call.exchange
+async def _pass_on(call: Call, body: memoryview, answer: Answer) -> None:
+    """The answer to pure JSON in *body*: if it is a 2xx, byte for byte to the client (protocol 3.6)."""
+    if answer.status >= 300:
+        raise await call.backend_error(answer)
+    call.let_go(answer, body)
+    call.exchange.reply_format = Format.JSON
+    await stream(call, answer)
+
+
+def _note(call: Call, prepared: Prepared) -> None:
+    """Record formats, datatypes and rows of the request in the exchange."""
+    exchange, request = call.exchange, prepared.request
     exchange.is_transcoded = True
-    exchange.upstream_format = Format.JSON
     exchange.input_datatypes = datatypes = request.datatypes
     exchange.client_format = Format.BINARY if datatypes else Format.JSON
     exchange.request_nonfinite = request.nonfinite
     if exchange.batch_rows:
         exchange.batch_rows = next((tensor.shape[0] for tensor in request.inputs if tensor.shape), 1)
-    if request.header_recovered:
-        call.note_recovered()
+    call.note_recovered(request.header_recovered)
 
 
-def _as_it_came(call: Call, upstream: Upstream, backend: BackendPlan, body: memoryview) -> BackendRequest:
-    """Pure JSON: byte for byte to the backend (protocol 3.6)."""
-    request = call.request
-    call.exchange.upstream_format = Format.JSON
-    # a renamed model's answer must not be compressed, because the gateway replaces the name in it
-    headers = backend.headers.transcoded(request) if call.match.is_renamed else backend.headers.inflated(request)
-    return call.asked(upstream, headers, Body.of(body))
-
-
-async def _pass_on(call: Call, backend: BackendPlan, body: memoryview, answer: Answer) -> None:
-    """The answer to pure JSON in *body*: if it is a 2xx, byte for byte to the client (protocol 3.6)."""
-    if answer.status >= 300:
-        raise await call.backend_error(answer)
-    call.let_go(answer, backend, [body])
-    call.exchange.reply_format = Format.JSON
-    await stream(call, answer)
-
-
-async def _json_body(call: Call, written: Written, backend: BackendPlan) -> Body:
+async def _json_body(call: Call, prepared: Prepared) -> Body:
     """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
     started_s = time.perf_counter()
+    written = prepared.written
     text = written.small_json
     if text is not None:
         call.exchange.request_codec_s += time.perf_counter() - started_s
         return Body(whole=text)
     length = None
-    if backend.settings.framing == "content-length":
+    if call.backend.settings.framing == "content-length":
         # The length is only known by making the JSON; it is made again while it is sent, and never held.
         length = await call.pacer.run(written.json_bytes())
 
@@ -142,7 +126,7 @@ async def _json_body(call: Call, written: Written, backend: BackendPlan) -> Body
     return Body(open=pieces, length=length)
 
 
-async def _decoded(call: Call, answer: Answer, prepared: Prepared, speech: Speech) -> InferReply:
+async def _decoded(call: Call, answer: Answer, prepared: Prepared, speech: V2) -> InferReply:
     """Decode *answer* while it arrives, and return the reply. Raises `GatewayError`.
 
     If the decoder fails on a short answer, the answer is decoded once more if *speech* has another decoder for it.
@@ -184,10 +168,9 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared, speech: Speec
     return answered
 
 
-async def _reply(call: Call, answered: InferReply, crossing: HeaderLines | Fields, framing: Framing) -> None:
-    """Send the reply: the JSON header and the blobs without joining them, with the fields in *crossing*."""
-    # a copy, because the replies of a batch share one list
-    lines, headers = (crossing, Fields()) if isinstance(crossing, HeaderLines) else (None, list(crossing))
+async def _reply(call: Call, answered: InferReply, lines: HeaderLines | None, framing: Framing) -> None:
+    """Send the reply: the JSON header and the blobs without joining them, with the fields in *lines*."""
+    headers = Fields()
     if answered.is_binary:
         call.exchange.reply_format = Format.BINARY
         header_bytes = answered.header_bytes

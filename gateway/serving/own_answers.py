@@ -1,30 +1,45 @@
-"""Answers of the gateway itself, where a server has none: health, readiness and metadata (protocol 8).
+"""Answers of the gateway itself, where no server has one: health, readiness, metadata and the index of models.
 
-Servers of other dialects than V2 have none of the protocol's paths; servers of V2 may lack some.
+Servers of other dialects than V2 have none of the protocol's paths, and servers of V2 may lack some. For paths of no
+model that no route leads to a backend, such as `/v2`, the gateway answers for all backends together (protocol 8.7): so
+clients that first ask whether a server is there find one server, whatever backends are behind it.
 """
+
+from typing import Any
 
 import msgspec
 
+from gateway import __version__
+from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer
+from gateway.backend.metadata import MAX_BYTES
 from gateway.backend.upstream import Upstream
+from gateway.client.request import ClientRequest
 from gateway.codec import v2_metadata, v2_server_metadata
 from gateway.errors import ErrorKind, GatewayError
-from gateway.plan import BackendPlan
-from gateway.policy.routing import Match, V2Path
-from gateway.serving.call import Call
+from gateway.serving.call import ERROR_BYTES, Call
 from gateway.serving.foreign import FRESH_S, Foreign
 from gateway.serving.speech import configured_metadata
 
-HEALTH_BYTES = 64 * 1024
-"""How much of an answer about health is read."""
-
 LACKING = frozenset({404, 405, 501})
 """Statuses by which a server says that it does not have a path, or not with this method."""
+
+MAX_ASKED_BYTES = 4096
+"""The longest question for the index of models that is passed on."""
 
 JSON = ("Content-Type", "application/json")
 
 HEALTH = {"/health/live": b'{"live":true}', "/health/ready": b'{"ready":true}'}
 """The bodies of a healthy server's answers, by the path below `/v2`. KServe's client reads them; others the status."""
+
+INDEX = "/v2/repository/index"
+NAME = "tensor-gateway"
+
+_READ = ("/v2", *(f"/v2{path}" for path in HEALTH))
+"""The paths of no model that are asked for with GET and HEAD."""
+
+
+# For one server of another dialect
 
 
 async def answer(foreign: Foreign) -> None:
@@ -34,14 +49,18 @@ async def answer(foreign: Foreign) -> None:
     if path.model is None and asked in ("", *HEALTH):
         await _require_live(foreign)
         text = HEALTH.get(asked) or v2_server_metadata(foreign.dialect.name)
-    elif path.model is not None and asked in ("", "/ready"):
-        text = await (_model_ready if asked else _model)(foreign)
+    elif path.model is not None and asked == "":
+        text = await _model(foreign)
+    elif path.model is not None and asked == "/ready":
+        if not await foreign.is_ready():
+            # 4xx is the protocol's way of saying no
+            raise _refused(f"model {foreign.call.match.model!r} is not ready", 400)
+        text = _ready(foreign.call)
     else:
-        words = (
+        raise _refused(
             f"{request.method} {request.path.partition('?')[0]}: servers of dialect {foreign.dialect.name!r} have "
             "nothing like it; for these the gateway answers health, readiness, metadata and inferences"
         )
-        raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
     await foreign.call.reply.whole(200, [JSON], text)
 
 
@@ -50,80 +69,133 @@ async def _require_live(foreign: Foreign) -> None:
     path = foreign.live_path
 
     async def read(answer: Answer) -> None:
-        text = await answer.read_beginning(HEALTH_BYTES)
+        text = await answer.read_beginning(ERROR_BYTES)
         if not foreign.dialect.is_live(answer.status, text):
-            raise await foreign.error(answer, text, hint=foreign.live_hint)
+            raise await foreign.refusal(answer, None, text, hint=f" (GET {path})")
 
     if path:
-        await foreign.question(foreign.path.before + path, read)
-    elif not foreign.is_usable:
+        await foreign.call.question(foreign.path.before + path, read)
+    elif not foreign.call.upstream.is_usable:
         raise GatewayError(ErrorKind.UNREACHABLE, "no endpoint of the backend is known to run")
-
-
-async def _model_ready(foreign: Foreign) -> bytes:
-    model = foreign.call.match.model
-    if not await foreign.is_ready():
-        # 4xx is the protocol's way of saying no
-        raise GatewayError(ErrorKind.BACKEND_ERROR, f"model {model!r} is not ready", status=400)
-    return msgspec.json.encode({"name": model, "ready": True})
 
 
 async def _model(foreign: Foreign) -> bytes:
     """A model's metadata, from its server and the configuration. Raises `GatewayError` if neither describes it."""
-    dialect, (_, name, version, _) = foreign.dialect, foreign.path
-    model = name or ""
+    dialect, model, version = foreign.dialect, foreign.model, foreign.version
     if not dialect.is_configured:
         foreign.path_of(dialect.description_path(model, version) or dialect.ready_path(model, version))
     described = await foreign.description(FRESH_S)
     if not (described.by_server or dialect.is_configured):
         await foreign.is_ready()  # a pattern of the configuration may match models that do not exist
-    description = described.model
-    if not (description.inputs or description.outputs):
-        words = (
+    if not (described.model.inputs or described.model.outputs):
+        raise _refused(
             f"nothing is known of model {model!r}: its server does not describe it, and neither does "
-            f"`backends.{foreign.backend.name}.models` of the gateway's configuration"
+            f"`backends.{foreign.call.backend.name}.models` of the gateway's configuration"
         )
-        raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
-    return v2_metadata(foreign.call.match.model or "", description)
+    return v2_metadata(foreign.call.match.model or "", described.model)
 
 
-# For servers of V2
+def _refused(words: str, status: int = 404) -> GatewayError:
+    return GatewayError(ErrorKind.BACKEND_ERROR, words, status=status)
 
 
-def instead(match: Match, backend: BackendPlan, method: str, status: int, *, is_usable: bool) -> bytes | None:
-    """The gateway's answer if a server of V2 says with *status* that it lacks a path; None if the gateway has none.
+def _ready(call: Call) -> bytes:
+    return msgspec.json.encode({"name": call.match.model, "ready": True})
 
-    *is_usable*: whether the backend has an endpoint that is not known to be down.
-    """
+
+# For one server of V2
+
+
+async def instead(call: Call, status: int) -> bytes | None:
+    """The gateway's answer if a server of V2 says with *status* that it lacks a path; None if the gateway has none."""
+    method, match, path = call.request.method, call.match, call.match.v2_path
     # a 405 to HEAD says that the path exists; a path with a slash at its end is none of the protocol's
-    if method not in ("GET", "HEAD") or (method == "HEAD" and status == 405) or match.path.endswith("/"):
+    is_lacking = status in LACKING and method in ("GET", "HEAD") and (method, status) != ("HEAD", 405)
+    if not is_lacking or match.path.endswith("/"):
         return None
-    path = match.v2_path
     if path.model is None:
-        return HEALTH.get(path.asked) if is_usable else None
-    return None if path.asked else configured_metadata(backend, match)
+        return HEALTH.get(path.asked) if call.upstream.is_usable else None
+    if path.asked == "/ready":
+        return _ready(call) if await _is_described(call) and call.upstream.is_usable else None
+    return None if path.asked else configured_metadata(call)
 
 
-async def ready_by_metadata(call: Call, upstream: Upstream, backend: BackendPlan) -> bytes | None:
-    """The answer that a model is ready, if a server of V2 lacks this path but has the model's metadata; else None."""
-    path = call.match.v2_path
-    if path.model is None or path.asked != "/ready" or call.request.method not in ("GET", "HEAD"):
-        return None
+async def _is_described(call: Call) -> bool:
+    """Whether the server has the metadata of the model that it is asked to be ready with."""
 
     async def read(answer: Answer) -> bool:
         return answer.status == 200
 
     try:
-        if not await call.question(upstream, backend, call.match.path.removesuffix("/ready"), read):
-            return None
+        return await call.question(call.match.path.removesuffix("/ready"), read)
     except GatewayError:
+        return False
+
+
+# For all servers together
+
+
+def is_for_all(request: ClientRequest) -> bool:
+    """Whether the gateway answers *request* for all backends, if no route matches it."""
+    path = _path_of(request)
+    return request.method == "POST" if path == INDEX else path in _READ and request.method in ("GET", "HEAD")
+
+
+async def answer_for_all(call: Call) -> None:
+    """Answer for all backends, on a path for which `is_for_all` holds. Raises `GatewayError`."""
+    path = _path_of(call.request)
+    if path == INDEX:
+        text = await _index(call)
+    elif path == "/v2":
+        text = msgspec.json.encode({"name": NAME, "version": __version__, "extensions": ["binary_tensor_data"]})
+    else:
+        text = HEALTH[path.removeprefix("/v2")]
+        down = [name for name, upstream in call.serving.upstreams.items() if not upstream.is_usable]
+        if down and path.endswith("/ready"):
+            words = f"not ready: all endpoints of {', '.join(down)} are down"
+            raise GatewayError(ErrorKind.UNREACHABLE, words, sent=False)
+    await call.reply.whole(200, [JSON], text)
+
+
+def _path_of(request: ClientRequest) -> str:
+    return request.path.partition("?")[0].rstrip("/")
+
+
+async def _index(call: Call) -> bytes:
+    """The index of the models of all backends that list theirs, in JSON, under the clients' names."""
+    body = await call.body.read() if call.request.has_body else memoryview(b"")
+    if len(body) > MAX_ASKED_BYTES:
+        words = f"more than {MAX_ASKED_BYTES} bytes ask for the index of models"
+        raise GatewayError(ErrorKind.MALFORMED_REQUEST, words)
+    joined: list[Any] | None = None
+    for upstream in call.serving.upstreams.values():
+        listed = await _listed(call, upstream, bytes(body))
+        if listed is not None:
+            joined = [*(joined or []), *listed]
+    if joined is None:
+        raise _refused("no backend lists its models")
+    return msgspec.json.encode(joined)
+
+
+async def _listed(call: Call, upstream: Upstream, body: bytes) -> list[Any] | None:
+    """One backend's models under the clients' names; None if the backend has no index, or cannot be asked."""
+    call.upstream, call.backend = upstream, call.plan.backends[upstream.name]
+
+    async def read(answer: Answer) -> Any:
+        text = await answer.read_whole(MAX_BYTES, "the index of models")
+        return msgspec.json.decode(text) if answer.status == 200 else None
+
+    fields = call.with_own([*call.backend.headers.metadata(call.request), JSON])
+    asked = BackendRequest("POST", INDEX, fields, Body(whole=body or b"{}"), is_metadata=True, is_read_whole=True)
+    try:
+        call.plan.check_path(INDEX, call.backend)
+        models = await upstream.call(asked, call.exchange.attempts, read, total_at=call.begin_total())
+    except (GatewayError, msgspec.DecodeError):
         return None
-    return msgspec.json.encode({"name": call.match.model, "ready": True}) if upstream.is_usable else None
+    names = call.plan.router.names_for_clients(upstream.name)
+    return [_renamed(model, names) for model in models] if isinstance(models, list) else None
 
 
-def hint(method: str, path: V2Path) -> str:
-    """Words to add to the server's own if it does not have *path*; empty for paths that every server should have."""
-    if path.asked in ("", "/ready", "/infer") or path.asked.startswith("/health/"):
-        return ""
-    whose = "/models/MODEL" if path.model else ""
-    return f" ({method} /v2{whose}{path.asked} is an extension that this server does not have)"
+def _renamed(model: Any, names: dict[str, str]) -> Any:
+    name = model.get("name") if isinstance(model, dict) else None
+    return {**model, "name": names[name]} if isinstance(name, str) and name in names else model

@@ -117,13 +117,13 @@ async def together(server: Server, client: Client, *asked: Callable[[], Awaitabl
 
 
 async def waiting_behind_one(server: Server, client: Client) -> tuple[list[asyncio.Task[Reply]], Any, list[Any]]:
-    """Four that ask: one that the server has, and three that wait for it; who keeps them, and what it has of them."""
+    """Four that ask: one that the server has, and three that wait for it; the lane, and what it has of the three."""
     server.may_go.clear()
     asked = [asyncio.create_task(ask(client, value)) for value in range(4)]
     await arrived(client, 4)
-    (batcher,) = client.gateway.gateway.serving.lanes.values()
-    (waiting,) = batcher.lane.due(float("inf"))
-    return asked, batcher, waiting
+    (lane,) = client.gateway.gateway.serving.lanes.values()
+    (waiting,) = lane._waiting.values()
+    return asked, lane, waiting
 
 
 async def arrived(client: Client, n_requests: int) -> None:
@@ -479,13 +479,13 @@ async def test_clients_that_leave_while_their_batch_is_computed(soon: Both) -> N
 async def test_a_client_that_leaves_in_the_moment_in_which_its_batch_goes(both: Both) -> None:
     """Its request is cancelled, but it has not run since then, when the timer looks at who waits."""
     server, client = both
-    asked, batcher, waiting = await waiting_behind_one(server, client)
+    asked, lane, waiting = await waiting_behind_one(server, client)
     other = [asyncio.ensure_future(ask(client, 4, **DIFFERENT["parameters"]))]
     await arrived(client, 5)
     for one in waiting[:2]:
-        one.what.verdict.cancel()
-    batcher._send([waiting[:1], waiting[1:], *batcher.lane.due(float("inf"))])
-    batcher.lane.begin()  # the first of these batches was not counted
+        one.verdict.cancel()
+    for kind in list(lane._waiting):
+        lane._send(kind)
     server.may_go.set()
     done = await asyncio.gather(*asked, *other, return_exceptions=True)
     replies = [reply for reply in done if isinstance(reply, Reply) and reply.status == 200]
@@ -715,9 +715,9 @@ async def test_a_batch_needs_no_room_beside_its_requests() -> None:
 
 async def test_what_clients_have_sent_is_let_go_when_it_is_joined(both: Both) -> None:
     server, client = both
-    asked, batcher, waiting = await waiting_behind_one(server, client)
-    sent = [one.what.body for one in waiting]
-    batcher._send([waiting])
+    asked, lane, waiting = await waiting_behind_one(server, client)
+    sent = [one.body for one in waiting]
+    lane._send(waiting[0].kind)
     while len(server.asked) < 2:
         await asyncio.sleep(0.001)
     for body in sent:

@@ -16,6 +16,7 @@ from gateway.policy.crossing import (
     transcoded_to_client,
     went_through,
 )
+from gateway.policy.trace_context import Trace
 
 CLIENT = Headers(
     [
@@ -119,7 +120,10 @@ def test_fields_of_which_each_attempt_has_its_own_stay_behind() -> None:
     made = BackendHeaders({}, [], ("traceparent",))
     for make in (made.relayed, made.relayed_uncoded, made.inflated, made.transcoded, made.metadata):
         assert TRACE[0] not in make(Asked(CLIENT))
-    assert made.lets_pass("traceparent")
+    trace = Trace("a" * 32, "b" * 16, True, state="c=d")
+    assert made.trace(trace) == trace
+    assert headers({}, "tracestate").trace(trace) == Trace("a" * 32, "b" * 16, True)
+    assert headers({"traceparent": "1"}).trace(trace) is None
 
 
 @pytest.mark.parametrize("cross", [relayed_to_client, transcoded_to_client])

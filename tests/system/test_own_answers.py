@@ -109,22 +109,6 @@ async def test_a_server_without_health_that_probes_find_down_is_not_ready() -> N
         assert (await client.request("GET", "/v2/health/ready")).status == 404
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "named"),
-    [
-        ("GET", "/v2/models/m/config", "GET /v2/models/MODEL/config"),
-        ("GET", "/v2/models/m/versions/1/stats", "GET /v2/models/MODEL/stats"),
-        ("POST", "/v2/repository/index", "POST /v2/repository/index"),
-    ],
-)
-async def test_an_extension_that_a_server_lacks_is_said_to_be_one(method: str, path: str, named: str) -> None:
-    async with counting(only_inferences) as backend, running(backend.url) as client:
-        reply = await client.request(method, path)
-        words = f"Not Found ({named} is an extension that this server does not have)"
-        assert (reply.status, reply.json) == (404, {"error": words, "detail": "Not Found"})
-
-
-@pytest.mark.rule("4.9")
 async def test_what_a_server_says_in_the_protocols_own_shape_is_not_touched() -> None:
     body = b'{"error": "no model m", "more": 1}'
 

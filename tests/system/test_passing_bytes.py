@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from gateway.policy.crossing import HOP_BY_HOP
-from gateway.serving.passing import WHOLE_BYTES
-from gateway.serving.relaying import UPLOAD_BYTES
+from gateway.serving.relaying import UPLOAD_BYTES, WHOLE_BYTES
 from tests.conftest import HEADER_LENGTH, running
 from tests.system.scripted import RawReply, Seen, Wire, counting, total, wire
 
