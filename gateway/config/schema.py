@@ -23,6 +23,7 @@ from gateway.codec import (
     template_of,
 )
 from gateway.config.values import Address, Datatype, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
+from gateway.policy.routing import RouteRule
 
 UNADMITTED_CONNECTIONS = 16
 """Connections to a backend beside those for `limits.concurrent_requests`: for GET and HEAD, such as health checks,
@@ -316,24 +317,8 @@ class Backend(Part, frozen=True):
         return TensorPolicy(self.nonfinite, self.bytes, self.half_precision, leave_out=frozenset(self.leave_out))
 
 
-class Route(Part, frozen=True):
+class Route(RouteRule, Part, frozen=True):
     """Which requests go to a backend; what is absent matches everything."""
-
-    name: str
-    backend: str | None = None
-    split: dict[str, int] | None = None
-    """Backends and their relative weights, instead of `backend`."""
-    models: list[str] | None = None
-    host: str | None = None
-    path_prefix: str | None = None
-    strip_prefix: bool = False
-    rename: dict[str, str] = {}
-    """From the name that clients give a model to the name that the backend knows it by."""
-
-    @property
-    def backends(self) -> list[str]:
-        """The backends that it leads to."""
-        return [self.backend] if self.backend is not None else list(self.split or ())
 
 
 class Config(Part, frozen=True):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -18,8 +18,9 @@ from gateway.headers import Headers
 from gateway.policy.sticky import pick_weighted
 
 _MODELS = "/v2/models/"
-_REPOSITORY_MODELS = "/v2/repository/models/"
-_INFER_VERSION = re.compile(r"/versions/[^/]+/infer")
+# no server takes a path with a newline
+_NAMED = re.compile(r"(/v2/(?:repository/)?models/)([^/]+)((?:/.*)?)")
+_INFER = re.compile(r"(?:/versions/[^/]+)?/infer")
 _RELOADED_PATH = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
 # /v2/models/stats asks for the statistics of all models
 _V2_PATH = re.compile(r"(.*?)/v2(?:/models/(?!stats/?\Z)([^/]+)(?:/versions/([^/]+))?)?(/.*)?", re.DOTALL)
@@ -37,89 +38,59 @@ class PathKind(Enum):
     OTHER = auto()
 
 
-class RouteRule(Protocol):
+class RouteRule(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the configuration's `routes`."""
 
-    @property
-    def name(self) -> str:
-        """The route's name in metrics and logs."""
+    name: str
+    backend: str | None = None
+    split: dict[str, int] | None = None
+    """Backends and their relative weights, instead of `backend` (protocol 8.3)."""
+    models: list[str] | None = None
+    """Patterns of model names, such as `resnet*`."""
+    host: str | None = None
+    """A pattern of host names, such as `*.example.com`; with a port if the port must match, too."""
+    path_prefix: str | None = None
+    strip_prefix: bool = False
+    """Whether the backend gets the path without `path_prefix` (protocol 8.1)."""
+    rename: dict[str, str] = {}
+    """From the name that clients give a model to the name that the backend knows it by (protocol 8.2)."""
 
     @property
     def backends(self) -> list[str]:
-        """The names of the backends that the route leads to."""
-
-    @property
-    def split(self) -> dict[str, int] | None:
-        """The relative weights of several backends (protocol 8.3)."""
-
-    @property
-    def models(self) -> list[str] | None:
-        """Patterns of model names, such as `resnet*`."""
-
-    @property
-    def host(self) -> str | None:
-        """A pattern of host names, such as `*.example.com`; with a port if the port must match, too."""
-
-    @property
-    def path_prefix(self) -> str | None:
-        """The first segments of the path, such as `/prod`."""
-
-    @property
-    def strip_prefix(self) -> bool:
-        """Whether the backend gets the path without `path_prefix` (protocol 8.1)."""
-
-    @property
-    def rename(self) -> dict[str, str]:
-        """The backend's names of models by the names that clients write (protocol 8.2)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sticky:
-    """Which part of a request is its sticky key (protocol 8.4).
-
-    Requests with the same key go to the same endpoint, and in a split to the same backend.
-    """
-
-    header: str = ""
-    """The name of the header whose value is the key, in lower case; empty for none."""
-    by_sequence: bool = False
-    """Whether the key is the sequence id of an inference."""
-
-    @classmethod
-    def parse(cls, text: str) -> "Sticky":
-        """Read *text*, the configuration's `sticky`: `none`, `sequence_id` or `header:NAME`."""
-        if text == "sequence_id":
-            return cls(by_sequence=True)
-        return cls(header=text.removeprefix("header:").lower() if text.startswith("header:") else "")
-
-    def header_key(self, headers: Headers) -> str | None:
-        """The key in *headers*, without blanks at its ends; None if there is none, or no header is the key."""
-        return (headers.get(self.header).strip() or None) if self.header else None
+        """The backends that it leads to."""
+        return [self.backend] if self.backend is not None else list(self.split or ())
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a route leads: the same for all its requests."""
+    """Where a route leads: the same for all its requests.
+
+    Requests with the same sticky key go to the same endpoint, and in a split to the same backend (protocol 8.4).
+    """
 
     route: str
     weights: dict[str, int]
     """Backends by name with their relative weights, all above 0."""
-    sticky: Sticky
     only: str | None
     """The backend, if there is just one."""
+    sticky: str
+    """Which part of a request is its sticky key: `none`, `sequence_id` of inferences, or `header:NAME`."""
 
-    def pick(self, key: str | None, draw: float) -> str:
-        """The name of the backend for a request with the sticky *key*, or by *draw* (random, 0 <= draw < 1) without."""
-        if self.only is not None:
-            return self.only
-        if key is not None:
-            return pick_weighted(key, self.weights)
-        left = draw * sum(self.weights.values())
-        for name, weight in self.weights.items():
-            if left < weight:
-                return name
-            left -= weight
-        return next(reversed(self.weights))  # rounding may leave the draw just above the sum
+    @classmethod
+    def of(cls, route: str, weights: Mapping[str, int], stickies: Mapping[str, str]) -> "Destination":
+        """*stickies* maps the backends' names to their `sticky`; in a split the first that is not `none` decides."""
+        used = {name: weight for name, weight in weights.items() if weight > 0}
+        sticky = next((stickies[name] for name in used if stickies[name] != "none"), "none")
+        return cls(route, used, next(iter(used)) if len(used) == 1 else None, sticky)
+
+    def header_key(self, headers: Headers) -> str | None:
+        """The key in *headers*, without blanks at its ends; None if there is none, or no header is the key."""
+        kind, _, name = self.sticky.partition(":")
+        return (headers.get(name.lower()).strip() or None) if kind == "header" else None
+
+    def pick(self, key: str) -> str:
+        """The name of the backend for a request with the sticky *key*; with a random text, if it has none."""
+        return self.only or pick_weighted(key, self.weights)
 
 
 class V2Path(NamedTuple):
@@ -176,39 +147,42 @@ class Match(msgspec.Struct):
         return None if reloaded is None else f"{reloaded[1]}/v2/models/{reloaded[2]}"
 
 
-class _Route:
-    """A rule, with its patterns compiled."""
+class _Compiled:
+    """A route, with its patterns compiled."""
 
-    def __init__(self, rule: RouteRule, stickies: Mapping[str, str]) -> None:
-        self.rule = rule
-        weights = rule.split if rule.split is not None else dict.fromkeys(rule.backends, 1)
-        self.destination = _destination(rule.name, weights, stickies)
-        self.prefix = prefix = (rule.path_prefix or "").rstrip("/")
-        self._inside = prefix + "/"
+    def __init__(self, route: RouteRule, stickies: Mapping[str, str]) -> None:
+        self.route = route
+        weights = route.split if route.split is not None else dict.fromkeys(route.backends, 1)
+        self.destination = Destination.of(route.name, weights, stickies)
+        self._prefix = prefix = (route.path_prefix or "").rstrip("/")
         # a prefix that is kept may itself be the beginning of a path of the protocol
-        self._n_before = 0 if f"{prefix}/".startswith("/v2/") and not rule.strip_prefix else len(prefix)
-        self.kept = "" if rule.strip_prefix else prefix[: self._n_before]
-        """The prefix that is put before the rest of the path for the backend."""
-        host, port = _split_host(rule.host or "")
-        self._host = None if rule.host is None else _compiled([host])
+        self._n_before = 0 if f"{prefix}/".startswith("/v2/") and not route.strip_prefix else len(prefix)
+        host, port = _split_host(route.host or "")
+        self._host = None if route.host is None else _compiled([host])
         self._port = None if port is None else _compiled([port])
-        self._models = None if rule.models is None else _compiled(rule.models)
+        self._models = None if route.models is None else _compiled(route.models)
 
-    def rest_of(self, path: str) -> str | None:
-        """The part of *path* after the prefix, or all of *path* if the prefix is part of the protocol's own path.
-
-        None if *path* does not begin with the prefix.
-        """
-        if not path.startswith(self._inside) and path != self.prefix:
+    def match(self, host: str, path: str, query: str) -> Match | None:
+        """As `Router.match`, by this route alone."""
+        prefix = self._prefix
+        if not path.startswith(f"{prefix}/") and path != prefix:
             return None
-        rest = path[self._n_before :]
-        if not self.rule.strip_prefix:
-            return rest
-        # two slashes may be read as the beginning of a host (RFC 3986 section 4.2)
-        return None if rest.startswith("//") else rest or "/"
+        kept, rest = path[: self._n_before], path[self._n_before :]
+        if self.route.strip_prefix:
+            kept, rest = "", rest or "/"
+            if rest.startswith("//"):  # may be read as the beginning of a host (RFC 3986 section 4.2)
+                return None
+        before, model, behind, kind = _read(rest)
+        if not self._takes(host, model):
+            return None
+        own = self.route.rename.get(model or "", model)
+        is_renamed = own != model
+        if own is not None and is_renamed:
+            rest = f"{before}{quote(own, safe='')}{behind}"
+        return Match(self.destination, model, kind, kept + rest + query, is_renamed)
 
-    def takes(self, host: str, model: str | None) -> bool:
-        """Whether the rule's patterns match *host* (maybe with a port) and *model* (None if the path names none)."""
+    def _takes(self, host: str, model: str | None) -> bool:
+        """Whether the patterns match *host* (maybe with a port) and *model* (None if the path names none)."""
         if self._host is not None:
             name, port = _split_host(host)
             if not self._host.match(name) or (self._port is not None and not self._port.match(port or "")):
@@ -222,68 +196,40 @@ class Router:
     def __init__(self, routes: Sequence[RouteRule], stickies: Mapping[str, str]) -> None:
         """*stickies* maps the backends' names to their `sticky`.
 
-        Without *routes* everything goes to the first backend, and the route has the backend's name. In a split the
-        first backend that is sticky decides for all.
+        Without *routes* everything goes to the first backend, and the route has the backend's name.
         """
-        self._routes = [_Route(rule, stickies) for rule in routes]
         first = next(iter(stickies))
-        self._default = _destination(first, {first: 1}, stickies)
+        self._routes = [_Compiled(route, stickies) for route in routes or (RouteRule(name=first, backend=first),)]
 
     @property
     def names(self) -> list[str]:
         """The routes as metrics and logs call them."""
-        return [route.rule.name for route in self._routes] or [self._default.route]
+        return [each.route.name for each in self._routes]
 
     def names_for_clients(self, backend: str) -> dict[str, str]:
         """The clients' names of the models of *backend* that routes rename, by the backend's names."""
-        rules = (route.rule for route in self._routes)
-        return {own: name for rule in rules if backend in rule.backends for name, own in rule.rename.items()}
+        routes = (each.route for each in self._routes)
+        return {own: name for route in routes if backend in route.backends for name, own in route.rename.items()}
 
     def match(self, host: str, path: str, query: str = "") -> Match | None:
         """Find the route for *host* (`Host`, maybe with a port) and *path* (percent-encoded, without query).
 
         *query* crosses as it is, with its question mark. None if no route matches.
         """
-        if not self._routes:
-            _, _, model, kind = _read(path)
-            return Match(self._default, model, kind, path + query)
-        for route in self._routes:
-            rest = route.rest_of(path) if route.prefix else path
-            if rest is None:
-                continue
-            before, behind, model, kind = _read(rest)
-            if route.takes(host, model):
-                renamed = model and route.rule.rename.get(model)
-                if renamed:
-                    rest = f"{before}{quote(renamed, safe='')}{behind}"
-                is_renamed = bool(renamed) and renamed != model
-                return Match(route.destination, model, kind, route.kept + rest + query, is_renamed)
-        return None
+        matches = (each.match(host, path, query) for each in self._routes)
+        return next((match for match in matches if match is not None), None)
 
 
-def _destination(route: str, weights: Mapping[str, int], stickies: Mapping[str, str]) -> Destination:
-    used = {name: weight for name, weight in weights.items() if weight > 0}
-    rules = [Sticky.parse(stickies[name]) for name in used]
-    sticky = next((rule for rule in rules if rule != Sticky()), Sticky())
-    return Destination(route, used, sticky, next(iter(used)) if len(used) == 1 else None)
-
-
-def _read(path: str) -> tuple[str, str, str | None, PathKind]:
-    """*path* before and after the model's name, the name, and the kind of the path."""
-    if path.startswith(_MODELS):
-        before = _MODELS
-    elif path.startswith(_REPOSITORY_MODELS):
-        before = _REPOSITORY_MODELS
-    else:
-        before = ""
-    name, slash, rest = path[len(before) :].partition("/")
-    if not before or not name or "\n" in rest:  # no server takes a path with a newline
+def _read(path: str) -> tuple[str, str | None, str, PathKind]:
+    """*path* before the model's name, the name, *path* behind it, and the kind of the path."""
+    named = _NAMED.fullmatch(path)
+    if named is None:
         if path in _SERVER_PATHS:
-            return path, "", None, PathKind.SERVER_METADATA
-        return path, "", None, PathKind.V2 if path.startswith("/v2/") else PathKind.OTHER
-    behind = slash + rest
-    is_infer = before == _MODELS and (behind == "/infer" or _INFER_VERSION.fullmatch(behind) is not None)
-    return before, behind, unquote(name) if "%" in name else name, PathKind.INFER if is_infer else PathKind.V2
+            return path, None, "", PathKind.SERVER_METADATA
+        return path, None, "", PathKind.V2 if path.startswith("/v2/") else PathKind.OTHER
+    before, model, behind = named.groups()
+    is_infer = before == _MODELS and _INFER.fullmatch(behind) is not None
+    return before, unquote(model), behind, PathKind.INFER if is_infer else PathKind.V2
 
 
 def _compiled(patterns: Sequence[str]) -> re.Pattern[str]:

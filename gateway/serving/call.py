@@ -90,8 +90,8 @@ class Call:
     def choose(self, sequence_id: str | None = None) -> None:
         """Choose the backend for the request, by *sequence_id* if it has one and the route goes by it."""
         destination = self.match.destination
-        self.sticky_key = sequence_id or destination.sticky.header_key(self.request.headers)
-        name = self.exchange.backend = destination.pick(self.sticky_key, random.random())  # noqa: S311  no secret
+        self.sticky_key = key = sequence_id or destination.header_key(self.request.headers)
+        name = self.exchange.backend = destination.only or destination.pick(key or str(random.getrandbits(64)))
         self.upstream, self.backend = self.serving.upstreams[name], self.plan.backends[name]
         if self.request.deadline_s is not None:
             self.begin_total()

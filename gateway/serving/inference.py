@@ -28,7 +28,7 @@ async def infer(call: Call) -> None:
     call.exchange.is_inference = True
     framing = call.body.framing()
     body = sequence_id = None
-    if call.match.destination.sticky.by_sequence:
+    if call.match.destination.sticky == "sequence_id":
         body = await call.body.read()
         sequence_id = await call.pacer.run(find_sequence_id(body, framing.header_length))
     call.choose(sequence_id)
