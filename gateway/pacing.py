@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -23,67 +23,35 @@ RESTED_S = 0.0002
 """After so long without codec work a request's slice begins anew: it has waited, and other requests have run."""
 
 
+@dataclass(slots=True)
 class Load:
     """The load of this process, over all its event loops and gateways."""
 
-    __slots__ = ("requests",)
-
-    def __init__(self) -> None:
-        self.requests = 0
-        """How many requests are in flight, small ones included; the code that serves them counts them here."""
+    requests: int = 0
+    """How many requests are in flight, small ones included; the code that serves them counts them here."""
 
 
 LOAD = Load()
 
 
-class Turns:
-    """Lets requests that have used up their slice go on, one in each turn of the event loop.
+_turns: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKeyDictionary()
 
-    If all of them went on in the next turn, a small request would wait in each of its own turns for a slice of every
-    large request. The large requests lose nothing, since they share one processor in any case.
+
+async def _next_turn() -> None:
+    """Wait at least until the next turn of the event loop, and until all that have called before have gone on.
+
+    So of the requests that have used up their slice one goes on in each turn. If all of them did, a small request would
+    wait in each of its own turns for a slice of every large request. The large requests lose nothing, since they share
+    one processor in any case.
     """
-
-    __slots__ = ("_is_taken", "_waiting")
-
-    def __init__(self) -> None:
-        self._is_taken = False  # whether a request goes on in the next turn of the loop
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def wait(self) -> None:
-        """Wait at least until the next turn of the loop, and until all earlier calls of `wait` have gone on."""
-        if not self._is_taken:
-            self._is_taken = True
-            try:
-                await asyncio.sleep(0)
-            finally:
-                self._pass_on()
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        finally:
-            if turn.done() and not turn.cancelled():
-                self._pass_on()
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():  # a future that is done belonged to a request that was cancelled
-                turn.set_result(None)
-                return
-        self._is_taken = False
-
-
-_turns: "WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]" = WeakKeyDictionary()
-
-
-def _turns_of_this_loop() -> Turns:
     loop = asyncio.get_running_loop()
     turns = _turns.get(loop)
     if turns is None:
-        turns = _turns[loop] = Turns()
-    return turns
+        turns = _turns[loop] = asyncio.Lock()
+    is_free = not turns.locked()
+    async with turns:  # whoever waits for it is woken in the next turn
+        if is_free:
+            await asyncio.sleep(0)
 
 
 class Pacer:
@@ -106,7 +74,7 @@ class Pacer:
                 now = time.perf_counter()
                 if self._is_over(now):
                     try:
-                        await _turns_of_this_loop().wait()
+                        await _next_turn()
                     finally:  # the wait is not the codec's time, also if it is cancelled
                         self._resumed = time.perf_counter()
                         self._seconds -= self._resumed - now
@@ -138,5 +106,5 @@ class Pacer:
     async def breathe(self) -> None:
         """Let other requests run, if the slice is used up."""
         if self._is_over(time.perf_counter()):
-            await _turns_of_this_loop().wait()
+            await _next_turn()
             self._resumed = time.perf_counter()

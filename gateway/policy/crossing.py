@@ -3,7 +3,7 @@
 Everything here works on the names of fields; no body is looked at.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -66,32 +66,18 @@ _KEEP_OR_CLOSE = ("keep-alive", "close")
 _FOR_ALL = _SAID_BY_PROXIES | {"via", "x-forwarded-for"}
 
 
-_Dropped = tuple[frozenset[str], frozenset[str]]
-"""The fields to drop from requests of untrusted peers, and the fields to drop from those of trusted proxies."""
-
-
 class Asking(Protocol):
     """A client's request, as far as the headers for a backend depend on it."""
 
-    @property
-    def headers(self) -> Headers:
-        """The header fields as the client sent them."""
-
-    @property
-    def peer(self) -> str:
-        """The address of the other end of the connection, or `UNIX_PEER`."""
-
-    @property
-    def is_from_proxy(self) -> bool:
-        """Whether the peer is a trusted proxy, which may say who the client is."""
-
-    @property
-    def scheme(self) -> str:
-        """`http` or `https`."""
-
-    @property
-    def host(self) -> str:
-        """The host in the request; empty if the request named none."""
+    headers: Headers
+    """The header fields as the client sent them."""
+    peer: str
+    """The address of the other end of the connection, or `UNIX_PEER`."""
+    is_from_proxy: bool
+    """Whether the peer is a trusted proxy, which may say who the client is."""
+    scheme: str
+    host: str
+    """The host in the request; empty if the request named none."""
 
 
 class BackendHeaders:
@@ -103,42 +89,22 @@ class BackendHeaders:
         *replaced* are fields (lower case) that each attempt writes itself.
         """
         self._set = list(set_.items())
-        removed = frozenset(name.lower() for name in [*set_, *remove])
-        self._removed = removed
-        never = _NOT_TO_BACKEND | removed | frozenset(replaced)
-        self._not_relayed = _dropped(never)
-        self._not_read = _dropped(never | _CODING)
-        self._not_inflated = _dropped(never | _OF_THE_BODY)
-        self._not_transcoded = _dropped(never | _OF_THE_BODY | _CODING)
-        self._not_metadata = _dropped(never | _OF_THE_BODY | _CODING | _OF_ONE_ANSWER | _OF_ONE_REQUEST)
-        self._names_client = "x-forwarded-for" not in removed
-        self._names_scheme = "x-forwarded-proto" not in removed
-        self._names_host = "x-forwarded-host" not in removed
-        self._uncoded = self._added(_IDENTITY)
-        self._json = self._added(_JSON)
-        self._json_uncoded = self._added(_JSON, _IDENTITY)
-
-    def relayed(self, client: Asking) -> Fields:
+        self._removed = frozenset(name.lower() for name in [*set_, *remove])
+        self._never = _NOT_TO_BACKEND | self._removed | frozenset(replaced)
+        self.relayed = self._kind(frozenset())
         """For a request whose body crosses as it is, and whose answer comes back coded as the client asked."""
-        # a client that says nothing expects no coding, although RFC 9110 section 12.5.3 would allow any
-        added = self._set if "accept-encoding" in client.headers.first else self._uncoded
-        return self._crossing(client, self._not_relayed) + added
-
-    def relayed_uncoded(self, client: Asking) -> Fields:
+        self.relayed_uncoded = self._kind(_CODING)
         """For a request whose body crosses as it is, and whose answer must not be compressed (protocol 7)."""
-        return self._crossing(client, self._not_read) + self._uncoded
-
-    def inflated(self, client: Asking) -> Fields:
+        self.inflated = self._kind(_OF_THE_BODY, _JSON)
         """For JSON that the gateway has read, maybe inflated, and passes on; coded as the client asked."""
-        added = self._json if "accept-encoding" in client.headers.first else self._json_uncoded
-        return self._crossing(client, self._not_inflated) + added
-
-    def transcoded(self, client: Asking) -> Fields:
+        self.transcoded = self._kind(_OF_THE_BODY | _CODING, _JSON)
         """For a body that has become JSON, and whose answer the gateway reads."""
-        fields = self._of_head(client, self._not_transcoded)
-        fields += self._json_uncoded
-        fields += self.hop(client)
-        return fields
+        self.metadata = self._kind(_OF_THE_BODY | _CODING | _OF_ONE_ANSWER | _OF_ONE_REQUEST)
+        """For metadata that the gateway asks for itself; the answer is kept for clients whose headers give the same."""
+
+    def probing(self, user_agent: str) -> Fields:
+        """For a health probe, which no client has asked for: *user_agent* says who asks."""
+        return self._added(("User-Agent", user_agent), _IDENTITY)
 
     def trace(self, trace: Trace | None) -> Trace | None:
         """*trace* without the fields that the configuration sets or removes; None without `traceparent`."""
@@ -146,46 +112,42 @@ class BackendHeaders:
             return None
         return msgspec.structs.replace(trace, state="") if "tracestate" in self._removed else trace
 
-    def hop(self, client: Asking) -> Fields:
-        """The client's address for everything behind the gateway: the field X-Forwarded-For, or none."""
-        if not self._names_client:
-            return []
-        hop = "" if client.peer == UNIX_PEER else client.peer
-        if client.is_from_proxy:
-            hop = ", ".join(filter(None, (client.headers.joined("x-forwarded-for"), hop)))
-        return [("X-Forwarded-For", hop)] if hop else []
+    def _kind(self, dropped: frozenset[str], *added: tuple[str, str]) -> Callable[[Asking], Fields]:
+        """What makes the fields for one kind of request: without *dropped*, and with *added*."""
+        of_proxy = self._never | dropped
+        of_others = of_proxy | _SAID_BY_PROXIES
+        coded, uncoded = self._added(*added), self._added(*added, _IDENTITY)
+        names_client, names_scheme, names_host = (
+            f"x-forwarded-{name}" not in self._removed for name in ("for", "proto", "host")
+        )
 
-    def metadata(self, client: Asking) -> Fields:
-        """For metadata that the gateway asks for itself; the answer is kept for clients whose headers give the same."""
-        return self._crossing(client, self._not_metadata) + self._uncoded
+        def fields_for(client: Asking) -> Fields:
+            headers, is_from_proxy = client.headers, client.is_from_proxy
+            fields = _without(headers, of_proxy if is_from_proxy else of_others)
+            said: Container[str] = headers.first if is_from_proxy else ()
+            if names_scheme and "x-forwarded-proto" not in said:
+                fields.append(("X-Forwarded-Proto", client.scheme))
+            if names_host and client.host and "x-forwarded-host" not in said:
+                fields.append(("X-Forwarded-Host", client.host))
+            if names_client and (hop := _hop(client)):
+                fields.append(("X-Forwarded-For", hop))
+            # a client that says nothing expects no coding, although RFC 9110 section 12.5.3 would allow any
+            fields += coded if "accept-encoding" in headers.first and "accept-encoding" not in dropped else uncoded
+            return fields
 
-    def probing(self, user_agent: str) -> Fields:
-        """For a health probe, which no client has asked for: *user_agent* says who asks."""
-        return self._added(("User-Agent", user_agent), _IDENTITY)
-
-    def _crossing(self, client: Asking, dropped: _Dropped) -> Fields:
-        """The client's fields without *dropped*, the scheme and host of its request, and its address."""
-        return self._of_head(client, dropped) + self.hop(client)
-
-    def _of_head(self, client: Asking, dropped: _Dropped) -> Fields:
-        """The client's fields without *dropped*, and the scheme and host of its request."""
-        headers = client.headers
-        of_others, of_proxy = dropped
-        fields = _without(headers, of_proxy if client.is_from_proxy else of_others)
-        said: Container[str] = headers.first if client.is_from_proxy else ()
-        if self._names_scheme and "x-forwarded-proto" not in said:
-            fields.append(("X-Forwarded-Proto", client.scheme))
-        if self._names_host and client.host and "x-forwarded-host" not in said:
-            fields.append(("X-Forwarded-Host", client.host))
-        return fields
+        return fields_for
 
     def _added(self, *fields: tuple[str, str]) -> Fields:
         """The fields that the configuration sets, and those of *fields* that it neither sets nor removes."""
         return self._set + [field for field in fields if field[0].lower() not in self._removed]
 
 
-def _dropped(names: frozenset[str]) -> _Dropped:
-    return names | _SAID_BY_PROXIES, names
+def _hop(client: Asking) -> str:
+    """The client's address for everything behind the gateway, as `X-Forwarded-For` has it; empty without one."""
+    hop = "" if client.peer == UNIX_PEER else client.peer
+    if not client.is_from_proxy:
+        return hop
+    return ", ".join(filter(None, (client.headers.joined("x-forwarded-for"), hop)))
 
 
 def crossing_of_all(fields: Iterable[tuple[str, str]]) -> Fields:
