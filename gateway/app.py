@@ -128,7 +128,7 @@ class DataPlane:
         self._tracing = _tracing(config, None)
         self.gateway = Gateway(Serving(plan, upstreams), self._record)
         self._trace_by(self._tracing)
-        self.server = Server(self.gateway.handle, self._record, config.limits, self.gateway.admission.hold_unread)
+        self.server = Server(self.gateway.handle, config.limits, self.gateway.admission.hold_unread)
         self._fronts = Fronts(config, self.server)
         self._beside: set[asyncio.Task[None]] = set()
         """Tasks that run beside the requests."""

@@ -162,7 +162,6 @@ class Incoming:
     __slots__ = (
         "_chunks",
         "_heads",
-        "_left",
         "_n_lines",
         "_pieces",
         "_tail",
@@ -171,6 +170,7 @@ class Incoming:
         "has_surplus",
         "head_bytes",
         "is_ascii",
+        "left",
         "phase",
         "unread_bytes",
     )
@@ -194,7 +194,8 @@ class Incoming:
         self._tail = b""  # the last two bytes of the head so far, in which its end may have begun
         self._n_lines = 0  # of the head so far
         self._pieces: deque[bytes] = deque()
-        self._left = 0  # bytes of a body of known length that are still to come
+        self.left = 0
+        """How many bytes of a body of known length are still to come."""
         self._chunks: _Chunks | None = None
 
     def feed_head(self, data: bytes) -> tuple[RawRequestMessage | RawResponseMessage, bytes] | None:
@@ -230,7 +231,7 @@ class Incoming:
 
     def expect_sized(self, n_bytes: int) -> None:
         """The body has *n_bytes*."""
-        self._left = n_bytes
+        self.left = n_bytes
         self.phase = _SIZED
         if not n_bytes:
             self.expect_nothing()
@@ -259,11 +260,11 @@ class Incoming:
         behind = b""
         n_bytes = len(data)
         if self.phase is _SIZED:
-            left = self._left
+            left = self.left
             if n_bytes > left:
                 data, behind = data[:left], data[left:]
                 n_bytes = left
-            self._left = left = left - n_bytes
+            self.left = left = left - n_bytes
             if not left:
                 self.phase = _DONE
                 self.has_arrived = True

@@ -1,24 +1,20 @@
-"""A client's body: admitted, invited, read, inflated, or dropped.
+"""A client's body: admitted, invited, read, inflated.
 
 Everything that reads a body from a client is here. Not here: the meaning of the bytes, and the connection (`served`).
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import numpy as np
 
-from gateway.client.request import ClientRequest, Incoming
+from gateway.client.request import ClientRequest
+from gateway.client.served import Served
 from gateway.codec import Coding, Framing, Inflater, parse_content_encoding, parse_framing
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed
 from gateway.exchange import Exchange
 from gateway.pacing import Pacer
 from gateway.policy.admission import LOOK_S, MAX_WAIT_S, SMALL_BYTES, Admission, Claim, Reservation, Upload
-
-DROP_BYTES = 256 * 1024
-DROP_S = 1.0
-"""How many bytes of a refused body are read and dropped, and for how long, so that the client can see the reply."""
 
 
 class ClientBody:
@@ -32,7 +28,6 @@ class ClientBody:
         "_coding",
         "_connection",
         "_exchange",
-        "_is_invited",
         "_max_bytes",
         "_pacer",
         "_request",
@@ -45,7 +40,7 @@ class ClientBody:
     ) -> None:
         """*max_bytes* is `limits.request_body`."""
         self._request = request
-        self._connection: Incoming = request.connection
+        self._connection: Served = request.connection  # or another front's object in its place
         self._exchange = exchange
         self._admission = admission
         self._max_bytes = int(max_bytes)  # a `config.Size` would print its unit in messages that say "bytes"
@@ -53,7 +48,6 @@ class ClientBody:
         self._reservation: Reservation | None = None
         self._upload: Upload | None = None  # while the body is read as it arrives
         self._coding: Coding | None = None
-        self._is_invited = False
         self._answer_bytes = 0
         self._answer_room = 0  # reserved bytes that the request has left to its answer
         self._beyond_bytes = 0  # bytes that `reserve` took without room for them
@@ -188,8 +182,6 @@ class ClientBody:
         self._reservation = self._admission.admit(length)
         if self._reservation is None:
             return None
-        if "expect" in first:
-            self.invite()
         whole = self._connection.read_arrived()
         self._exchange.client_request_bytes = len(whole)
         return memoryview(whole)
@@ -324,36 +316,7 @@ class ClientBody:
 
     def invite(self) -> None:
         """Answer `Expect: 100-continue`, once, now that the body is welcome."""
-        if self._waits_for_invitation():
-            self._connection.out.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self._is_invited = True
-
-    def _waits_for_invitation(self) -> bool:
-        """Whether the client waits for `100 Continue` before it sends its body, and was not sent it."""
-        request = self._request
-        expects = request.headers.get("expect").strip().lower() == "100-continue"
-        return expects and request.version >= (1, 1) and not self._is_invited
-
-    def is_left_over(self) -> bool:
-        """Whether so much of the body is unread that the connection cannot serve another request."""
-        if self._connection.has_arrived:
-            return False
-        left = (self._request.content_length or DROP_BYTES + 1) - self._exchange.client_request_bytes
-        return left > DROP_BYTES or self._waits_for_invitation()
-
-    async def drop_rest(self) -> None:
-        """Read and drop the rest of a refused body, within bounds, so that the client can see the reply.
-
-        If more is left after that, the connection is closed.
-        """
-        connection = self._connection
-        if connection.has_arrived or connection.out.is_closing or self._waits_for_invitation():
-            return
-        dropped = 0
-        with suppress(TimeoutError, GatewayError):
-            async with asyncio.timeout(DROP_S):
-                while dropped < DROP_BYTES and (chunk := await connection.read_more()):
-                    dropped += len(chunk)
+        self._connection.invite()
 
 
 def _nobody_waits() -> None:

@@ -2,17 +2,16 @@
 
 `ClientConnection` is always in one of the states of `State`. This table is all of its transitions:
 
-    state    what comes                          next state
-    IDLE     the first bytes of a head           HEAD, or SERVING if the head is complete
-    HEAD     the end of the head                 SERVING
-    HEAD     what is no head, or too large       REFUSING
-    SERVING  the body                            SERVING: it waits until the request's task reads it
-    SERVING  bytes behind the body               SERVING: they wait unparsed, within bounds
-    SERVING  the reply is complete               IDLE, or CLOSING if no other request may follow,
-                                                 or REFUSING behind a malformed body
-    REFUSING more bytes                          REFUSING: they are dropped, `DROP_BYTES` at most
-    REFUSING the refusal is sent                 CLOSING
-    any      the end of the connection           CLOSED: whatever is under way is cancelled
+    state     what comes                         next state
+    IDLE      the first bytes of a head          HEAD, or SERVING if the head is complete
+    HEAD      the end of the head                SERVING
+    HEAD      what is no head, or too large      SERVING: the request is its refusal, and all that follows its body
+    SERVING   the body                           SERVING: it waits until the request's task reads it
+    SERVING   bytes behind the body              SERVING: they wait unparsed, within bounds
+    SERVING   the reply is complete              IDLE, or CLOSING if no other request may follow,
+                                                 or DROPPING if the body has not come to its end
+    DROPPING  the rest of the body               DROPPING, within bounds; then as behind SERVING
+    any       the end of the connection          CLOSED: whatever is under way is cancelled
 
 One task serves the requests of a connection, one after the other. A client that only shuts down its sending side counts
 as gone, as it does with nginx: on the wire it looks the same as a client that has closed, whose request must not go on
@@ -28,13 +27,13 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from gateway.client.body import DROP_BYTES, DROP_S
 from gateway.client.outgoing import client_left
 from gateway.client.request import ClientRequest, read_request
-from gateway.client.served import Served
+from gateway.client.served import DROP_BYTES, DROP_S, Served
 from gateway.client.watching import Connection
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
+from gateway.headers import Headers
 from gateway.http1 import Heads, HeadTooLargeError, MalformedError
 from gateway.sockets import has_unread, hung_up
 from gateway.waiting import Waiter, wake, wake_soon
@@ -60,7 +59,7 @@ class State(Enum):
     IDLE = auto()
     HEAD = auto()
     SERVING = auto()
-    REFUSING = auto()
+    DROPPING = auto()
     CLOSING = auto()
     CLOSED = auto()
 
@@ -77,12 +76,12 @@ class ClientConnection(Connection):
         self._is_first = True  # whether no request has been served yet
         self._heads = Heads(owner.loop, owner.limits.head, is_for_requests=True)
         self._behind = bytearray()  # bytes that have come behind the current request
-        self._next: ClientRequest | GatewayError | None = None  # the request or refusal that the task serves next
+        self._next: ClientRequest | None = None  # the request that the task serves next
         self._awaited: Waiter | None = None  # ends when `_next` is set
         self._task: asyncio.Task[None] | None = None
         # when the state became IDLE or HEAD; None: after the last look, and the next look sets it to its own time
         self._since_s: float | None = owner.time()
-        self._dropped_bytes = 0  # in the state REFUSING
+        self._dropped_bytes = 0  # in the state DROPPING
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `Connection`; one task serves all requests."""
@@ -100,8 +99,12 @@ class ClientConnection(Connection):
             self._wake(self.serving.waiter)
         elif state is State.IDLE or state is State.HEAD:
             self._take_head(data)
-        elif state is State.REFUSING:
-            self._drop(data)
+        elif state is State.DROPPING:
+            assert self.serving is not None
+            self._take_body(data, self.serving)
+            self.serving.drop()
+            self._dropped_bytes += len(data)
+            wake_soon(self._awaited)
 
     def _wake(self, waiter: Waiter | None) -> None:
         """Let the waiting task go on: at once, or with TLS in the next turn of the loop (see `waiting`)."""
@@ -118,7 +121,7 @@ class ClientConnection(Connection):
         try:
             found = request.feed_head(data)
         except MalformedError as error:
-            self._break(error)
+            self._refuse(error, request)
             return
         if found is None:
             self.count()
@@ -128,8 +131,8 @@ class ClientConnection(Connection):
                     self._since_s = self.time()
             return
         head, behind = found
-        self.state = State.SERVING
         self._next = read_request(head, self.peer, request)
+        self.state = State.SERVING
         self._take_body(behind, request)
         self._wake(self._awaited)
 
@@ -153,19 +156,17 @@ class ClientConnection(Connection):
         if self.serving is None or self.serving.unread_bytes < UNREAD_BYTES:
             transport.resume_reading()
 
-    def _drop(self, data: bytes) -> None:
-        """Drop *data* that comes after a refusal; above `DROP_BYTES` the connection is closed."""
-        self._dropped_bytes += len(data)
-        if self._dropped_bytes >= DROP_BYTES:
-            self.pause_reading()
-            wake_soon(self._awaited)
-
-    def _break(self, error: MalformedError) -> None:
-        """Let the task refuse bytes that are no head."""
+    def _refuse(self, error: MalformedError, served: Served) -> None:
+        """Let the task refuse bytes that are no head: all that comes behind them is the body of the request."""
         status = HEAD_TOO_LARGE if isinstance(error, HeadTooLargeError) else None
         words = f"{error} (limits.head)" if status is not None and "bytes" in str(error) else str(error)
-        self.state = State.REFUSING
-        self._next = GatewayError(ErrorKind.MALFORMED_REQUEST, words, status=status)
+        fault = GatewayError(ErrorKind.MALFORMED_REQUEST, words, status=status)
+        served.expect_until_end()
+        peer = self.peer
+        self._next = ClientRequest(
+            UNKNOWN_METHOD, "", Headers(), "", peer.address, peer.scheme, (1, 1), None, True, served, fault
+        )
+        self.state = State.SERVING
         wake_soon(self._awaited)
 
     # What is served
@@ -183,19 +184,15 @@ class ClientConnection(Connection):
                     self._awaited = Waiter(owner.loop)
                     await self._awaited
                     continue
-                if isinstance(request, GatewayError):
-                    await self._refuse(request)
-                    break
                 served = request.connection
                 try:
                     await owner.handler(request)
                 except Exception as error:
-                    await self._fail(request, served, error)
-                    break
+                    self._fail(served, error)
                 finally:
                     served.leave()
-                if served.is_broken:
-                    await self._linger()
+                if not served.has_arrived:
+                    await self._drop_rest(served)
                 if not (served.keeps_alive and served.has_arrived):
                     break
                 del request, served
@@ -217,45 +214,32 @@ class ClientConnection(Connection):
             return True
         return not transport.is_reading() and hung_up(transport)
 
-    async def _refuse(self, fault: GatewayError) -> None:
-        """Reply with *fault* to bytes that are no request, unless the client has left already."""
-        served = self.serving
-        assert served is not None
-        self._dropped_bytes = served.head_bytes
-        await self.owner.refuse(self.peer, served, UNKNOWN_METHOD, fault)
-        await self._linger()
-
-    async def _linger(self) -> None:
-        """Drop bytes that the client still sends after a refusal, so that it can see the reply.
+    async def _drop_rest(self, served: Served) -> None:
+        """Drop what the client still sends of a body that nobody reads any more, so that it can see the reply.
 
         A connection that is closed while bytes wait to be read is reset, which may overtake the reply.
         """
-        self.state = State.REFUSING
         transport = self.transport
-        if transport is None or transport.is_closing():
+        if served.is_expecting or transport is None or transport.is_closing():
             return
+        self.state = State.DROPPING
+        self._dropped_bytes = 0
         transport.resume_reading()
-        if transport.can_write_eof():
+        if not served.keeps_alive and transport.can_write_eof():
             with suppress(OSError):  # the client has reset the connection, which is read only now
                 transport.write_eof()
         with suppress(TimeoutError):
             async with asyncio.timeout(DROP_S):
-                while self._dropped_bytes < DROP_BYTES:
+                while not served.has_arrived and self._dropped_bytes < DROP_BYTES:
                     self._awaited = Waiter(self.owner.loop)
                     await self._awaited
 
-    async def _fail(self, request: ClientRequest, served: Served, error: Exception) -> None:
-        """The handler has raised *error*: reply 500, never with a traceback, or cut off the reply that has begun.
-
-        A client that has left gets no reply: its connection is closing, and its handler is not cancelled yet.
-        """
-        if served.is_answered:
+    def _fail(self, served: Served, error: Exception) -> None:
+        """Cut the connection whose handler has raised *error*; a `ConnectionError` only says that the client left."""
+        served.keeps_alive = False
+        if not isinstance(error, ConnectionError):
+            log.error("a handler failed", exc_info=error)
             served.out.reset()
-            return
-        if isinstance(error, ConnectionError):  # the client has left, and the handler has recorded this
-            return
-        log.error("a handler failed", exc_info=error)
-        await self.owner.refuse(self.peer, served, request.method, GatewayError(ErrorKind.INTERNAL, "internal error"))
 
     def _begin_next(self) -> None:
         """Get ready for the next request, a part of which may have come already."""
@@ -275,10 +259,10 @@ class ClientConnection(Connection):
 
     def end(self) -> None:
         """Serve no other request: close the connection now if it is idle, else after the reply."""
-        if self.state is State.SERVING:
+        if self.state is State.SERVING or self.state is State.DROPPING:
             assert self.serving is not None
             self.serving.keeps_alive = False
-        elif self.state is not State.REFUSING:
+        else:
             self._close()
 
     def cancel(self) -> "asyncio.Task[None] | None":
@@ -332,7 +316,7 @@ class ClientConnection(Connection):
         if self.out.is_read_too_slowly(now_s, limits.client_idle):
             self.owner.slow_connections["client_idle"] += 1
             self.out.reset()
-        elif transport.is_closing() or self.state is State.REFUSING:
+        elif transport.is_closing() or self.state is State.DROPPING:
             return
         elif self.state is State.SERVING:
             assert self.serving is not None

@@ -12,7 +12,6 @@ from http import HTTPStatus
 
 import orjson
 
-from gateway.client.body import ClientBody
 from gateway.client.request import ClientRequest
 from gateway.errors import ErrorKind, GatewayError, proxy_status
 from gateway.exchange import Exchange
@@ -37,7 +36,6 @@ class Reply:
     """The reply to one request: `whole`, `buffers`, or `begin`, `write` and `end`, or `error`."""
 
     __slots__ = (
-        "_body",
         "_connection",
         "_exchange",
         "_is_bodiless",
@@ -56,18 +54,13 @@ class Reply:
         request: ClientRequest,
         exchange: Exchange,
         *,
-        body: ClientBody | None,
         is_draining: Callable[[], bool],
         timing: Callable[[Exchange], str] | None = None,
     ) -> None:
-        """The connection is closed after the reply while *is_draining*, and if too much of *body* is left unread.
-
-        *body* is None if it is unknown where the request's body ends. *timing* makes the value of `Server-Timing`.
-        """
+        """The connection is closed after the reply while *is_draining*. *timing* makes the value of `Server-Timing`."""
         self._request = request
         self._connection = request.connection
         self._exchange = exchange
-        self._body = body
         self._is_draining = is_draining
         self._timing = timing
         self._left: int | None = 0
@@ -239,13 +232,9 @@ class Reply:
 
     def _is_last(self, length: int | None) -> bool:
         """Whether the connection cannot serve another request behind this reply."""
-        body = self._body
         return (
-            body is None
-            or (not self._connection.has_arrived and body.is_left_over())
+            (not self._connection.has_arrived and self._connection.is_left_over)
             or self._is_draining()
-            # bytes behind a chunked body are dropped with it, see `http1`
-            or "transfer-encoding" in self._request.headers.first
             # a body without length that is not chunked ends with the connection
             or (length is None and not self._is_chunked and not self._is_bodiless)
         )

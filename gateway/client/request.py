@@ -1,6 +1,6 @@
 """One request of a client as a value of the gateway's own, with a reference to its connection.
 
-`read_request` makes the value of a parsed head, and `find_fault` checks it. Not here: the connection itself
+`read_request` makes the value of a parsed head, and checks it. Not here: the connection itself
 (`connection`), reading from it (`body`) and writing to it (`reply`).
 """
 
@@ -9,12 +9,11 @@ import random
 import re
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp.http import RawRequestMessage, RawResponseMessage
 
-from gateway.client.outgoing import Outgoing
 from gateway.client.served import Served
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
@@ -53,32 +52,6 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
     return Peer(address, "http" if transport.get_extra_info("sslcontext") is None else "https")
 
 
-class Incoming(Protocol):
-    """A body while it arrives, from which a `ClientBody` reads."""
-
-    out: Outgoing
-
-    @property
-    def has_arrived(self) -> bool:
-        """Whether the whole body has arrived, read or not."""
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the whole body was read."""
-
-    def read_arrived(self) -> bytes:
-        """The bytes that have arrived, maybe none; does not wait. Raises as `read_more` does."""
-
-    async def read_more(self) -> bytes:
-        """The bytes that have arrived; waits if there are none. Empty at the body's end.
-
-        Raises `GatewayError`, and `ConnectionError` if the client left.
-        """
-
-    def fail(self, error: Exception) -> None:
-        """Let the current read, or the next one, raise *error*."""
-
-
 class ClientRequest(msgspec.Struct, eq=False):
     """One request of a client; its body is read by `ClientBody`. A msgspec struct is made in a third of the time."""
 
@@ -94,13 +67,13 @@ class ClientRequest(msgspec.Struct, eq=False):
     scheme: str
     version: tuple[int, int]
     content_length: int | None
-    """The announced length in bytes; None without one: with `has_body` the body is chunked."""
+    """The announced length in bytes; None without one: with `has_body` the body is chunked, or its end not known."""
     has_body: bool
     """Whether there is a body of at least one byte, or a chunked one."""
     connection: Any
     """A `Served`, or another front's object in its place."""
     fault: GatewayError | None = None
-    """Why the request must be refused whatever it asks for (`find_fault`); to be raised before routing."""
+    """Why the request must be refused whatever it asks for (see `read_request`); to be raised before routing."""
     is_from_proxy: bool = False
     """Whether the peer is one of `trusted_proxies`, which says who the client is."""
     protocol: str = "http"
@@ -120,31 +93,23 @@ def read_request(head: RawRequestMessage | RawResponseMessage, peer: Peer, conne
     """
     assert isinstance(head, RawRequestMessage)
     method, path, version = head.method, head.path, head.version
-    connection.keeps_alive = not head.should_close
     headers = Headers(head.headers.items())
     first = headers.first
-    given_length = first.get("content-length")
-    length = None
-    if given_length:  # the parser accepts digits alone
-        length = int(given_length) if len(given_length) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
-    fault = find_fault(method, path, version, headers, length, is_ascii=connection.is_ascii)
+    length = _length(first["content-length"]) if "content-length" in first else None
+    fault = _framing_fault(method, version, headers, length)
+    # bytes behind a chunked body are dropped with it, see `http1`
+    connection.keeps_alive = not (head.should_close or head.chunked or fault is not None)
+    fault = fault or _target_fault(path) or (None if connection.is_ascii else find_encoding_fault(path, headers))
     if fault is not None:
         path = path.encode(errors="backslashreplace").decode()  # may stand in a log
-        if (
-            fault.status != ErrorKind.MALFORMED_REQUEST.status
-            or "transfer-encoding" in first
-            or method == "CONNECT"
-            or (length is not None and length > MAX_CONTENT_LENGTH)
-        ):
-            connection.keeps_alive = False  # it is not certain where the body ends
+    if "expect" in first:
+        connection.is_expecting = first["expect"].strip().lower() == "100-continue" and version >= (1, 1)
     host = first.get("host", "")
     if not path.startswith("/"):
         absolute = ABSOLUTE.match(path)
         if absolute is not None:
-            host = absolute[1]
-            path = path[absolute.end() :]
-        if not path.startswith("/"):
-            path = f"/{path}"
+            host, path = absolute[1], path[absolute.end() :]
+        path = f"/{path.removeprefix('/')}"
     if head.chunked:
         connection.expect_chunks()
     else:
@@ -155,40 +120,40 @@ def read_request(head: RawRequestMessage | RawResponseMessage, peer: Peer, conne
     )
 
 
-def find_fault(
-    method: str, target: str, version: tuple[int, int], headers: Headers, content_length: int | None, *, is_ascii: bool
+def _length(given: str) -> int:
+    """The number of a `Content-Length`, of which the parser accepts digits alone; one too large stays too large."""
+    return int(given) if len(given) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
+
+
+def _framing_fault(
+    method: str, version: tuple[int, int], headers: Headers, content_length: int | None
 ) -> GatewayError | None:
-    """Why a request must be refused whatever it asks for; None if it need not. *target* is as the client wrote it.
+    """Why it is not certain where the body of a request ends; None if it is.
 
     aiohttp's parser lets such requests pass, but a backend or a proxy before the gateway may read them differently.
     """
     if version not in ((1, 0), (1, 1)):
         return _fault(f"HTTP/{version[0]}.{version[1]} is not supported, only 1.0 and 1.1", status=505)
-    if "transfer-encoding" in headers.first and (fault := _coding_fault(version, headers)) is not None:
-        return fault
+    if "transfer-encoding" in headers.first:
+        codings = headers.all("transfer-encoding")
+        if [coding.lower() for coding in codings] != ["chunked"]:
+            quoted = ", ".join(codings).encode(errors="replace").decode()[:64]
+            return _fault(f"Transfer-Encoding: only 'chunked' is supported, got {quoted!r}", status=501)
+        if content_length is not None:  # RFC 9112 section 6.3: an attempt at request smuggling
+            return _fault("Content-Length and Transfer-Encoding exclude each other")
+        if version == (1, 0):  # RFC 9112 section 6.1: its framing is to be treated as faulty
+            return _fault("HTTP/1.0 has no Transfer-Encoding")
     if content_length is not None and content_length > MAX_CONTENT_LENGTH:
         return _fault(f"Content-Length {content_length} is too large, at most {MAX_CONTENT_LENGTH} is possible")
-    if method == "CONNECT":
-        return _fault("CONNECT is not supported: this is no forward proxy")
+    return _fault("CONNECT is not supported: this is no forward proxy") if method == "CONNECT" else None
+
+
+def _target_fault(target: str) -> GatewayError | None:
+    """Why a request for *target*, as the client wrote it, must be refused; None if it need not."""
     if not target.startswith("/") and ABSOLUTE.match(target) is None:
         quoted = target.encode(errors="replace").decode()[:64]
         return _fault(f"the target of a request must be a path or an http URL, got {quoted!r}")
-    if "#" in target:
-        return _fault("'#' cannot stand in the target of a request")
-    return None if is_ascii else find_encoding_fault(target, headers)
-
-
-def _coding_fault(version: tuple[int, int], headers: Headers) -> GatewayError | None:
-    """Why a request with this `Transfer-Encoding` must be refused; None if it is 'chunked' and allowed."""
-    codings = headers.all("transfer-encoding")
-    if [coding.lower() for coding in codings] != ["chunked"]:
-        quoted = ", ".join(codings).encode(errors="replace").decode()[:64]
-        return _fault(f"Transfer-Encoding: only 'chunked' is supported, got {quoted!r}", status=501)
-    if "content-length" in headers.first:  # RFC 9112 section 6.3: an attempt at request smuggling
-        return _fault("Content-Length and Transfer-Encoding exclude each other")
-    if version == (1, 0):  # RFC 9112 section 6.1: its framing is to be treated as faulty
-        return _fault("HTTP/1.0 has no Transfer-Encoding")
-    return None
+    return _fault("'#' cannot stand in the target of a request") if "#" in target else None
 
 
 def find_encoding_fault(target: str, headers: Headers) -> GatewayError | None:

@@ -16,11 +16,25 @@ from gateway.waiting import Waiter, wake_soon
 if TYPE_CHECKING:
     from gateway.client.connection import ClientConnection
 
+DROP_BYTES = 256 * 1024
+DROP_S = 1.0
+"""How much is dropped of a body that nobody has read, and for how long, so that the client can see the reply."""
+
 
 class Served(Incoming):
     """A request with its connection. When the request is over (`leave`), it cannot touch the connection any more."""
 
-    __slots__ = ("_client", "_failure", "_pacer", "_upload", "is_answered", "is_broken", "keeps_alive", "out", "waiter")
+    __slots__ = (
+        "_client",
+        "_failure",
+        "_pacer",
+        "_upload",
+        "is_answered",
+        "is_expecting",
+        "keeps_alive",
+        "out",
+        "waiter",
+    )
 
     def __init__(self, client: "ClientConnection", heads: Heads) -> None:
         super().__init__(heads)
@@ -31,8 +45,8 @@ class Served(Incoming):
         """Whether the connection serves another request after this one; `Reply` may set it to False."""
         self.is_answered = False
         """Whether the head of a reply was written."""
-        self.is_broken = False
-        """Whether the body is malformed, so that its end is not known."""
+        self.is_expecting = False
+        """Whether the client waits for `100 Continue` before it sends its body."""
         self._failure: Exception | None = None
         self._pacer: Pacer | None = None  # of a chunked body
         self._upload = Upload()
@@ -51,6 +65,17 @@ class Served(Incoming):
         self._failure = error
         self.keeps_alive = False
         wake_soon(self.waiter)
+
+    @property
+    def is_left_over(self) -> bool:
+        """Whether so much of the body has not come that the connection cannot serve another request."""
+        return not self.has_arrived and (self.is_expecting or self.phase is not Phase.SIZED or self.left > DROP_BYTES)
+
+    def invite(self) -> None:
+        """Answer `Expect: 100-continue`, once, now that the body is welcome."""
+        if self.is_expecting and not self.has_arrived:
+            self.is_expecting = False
+            self.out.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def read_more(self) -> bytes:
         """The bytes of the body that have arrived; waits if there are none. Empty at the end.
@@ -79,7 +104,7 @@ class Served(Incoming):
         try:
             chunk = self.read()
         except MalformedError as error:
-            self.is_broken = True
+            self.expect_until_end()  # its own end is not known
             self.fail(GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {error}"))
             return self.read_arrived()
         self._upload.received_bytes += len(chunk)

@@ -1,23 +1,15 @@
 """All connections of clients together: their number, their limits, the looks at slow clients and at those that left.
 
-Bytes that are no request are refused here, too.
-
 Not here: one connection (`connection`), and how connections are accepted (`listeners`).
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
-from gateway.client.reply import Reply
-from gateway.client.request import ClientRequest, Peer, new_request_id
-from gateway.client.served import Served
+from gateway.client.request import ClientRequest
 from gateway.client.watching import Connection
 from gateway.config import Limits
-from gateway.errors import GatewayError
-from gateway.exchange import Exchange
-from gateway.headers import Headers
 from gateway.policy.quiet import OncePerInterval
 from gateway.sockets import hung_up
 
@@ -33,7 +25,7 @@ LOOK_AT_ONCE = 128
 DEFAULT_LIMITS = Limits()
 
 Handler = Callable[[ClientRequest], Awaitable[None]]
-"""Serves one request: replies to it with a `Reply` and returns."""
+"""Serves one request, also one with a fault: replies to it with a `Reply` and returns."""
 
 log = logging.getLogger("gateway")
 
@@ -48,18 +40,16 @@ class Server:
     def __init__(
         self,
         handler: Handler,
-        record: Callable[[Exchange], None],
         limits: Limits = DEFAULT_LIMITS,
         hold_unread: Callable[[int], None] = _not_counted,
     ) -> None:
         """Must be made on a running event loop.
 
-        *record* takes the exchanges of bad HTTP, which never became a request. *hold_unread* takes the change of how
-        many unread bytes all connections hold beside the reservations of requests.
+        *hold_unread* takes the change of how many unread bytes all connections hold beside the reservations of
+        requests.
         """
         self.handler = handler
         self.hold_unread = hold_unread
-        self._record = record
         self.limits = limits
         """The current limits. A reload replaces them as a whole, also for open connections."""
         self.loop = asyncio.get_running_loop()
@@ -162,18 +152,6 @@ class Server:
     def n_silent(self) -> int:
         """How many connections have received nothing since they were accepted."""
         return sum(each.is_silent for each in self._open)
-
-    async def refuse(self, peer: Peer, served: Served, method: str, fault: GatewayError) -> None:
-        """Reply with *fault* to bytes that are no request, or after a handler has failed, and record it."""
-        exchange = Exchange(peer.address, method, "", new_request_id(), self.loop.time())
-        served.keeps_alive = False
-        request = ClientRequest(method, "", Headers(), "", peer.address, peer.scheme, (1, 1), None, False, served)
-        reply = Reply(request, exchange, body=None, is_draining=lambda: True)
-        try:
-            with suppress(ConnectionError):  # the client has left
-                await reply.error(fault)
-        finally:
-            self._record(exchange)
 
     def drain(self) -> None:
         """Tell clients whose protocol needs it (HTTP/2) to send no more requests."""

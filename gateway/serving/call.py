@@ -83,9 +83,7 @@ class Call:
             self.body, self.reply = request.front(request, exchange, shared, plan, self.pacer)
             return
         self.body = ClientBody(request, exchange, shared.admission, plan.limits.request_body, self.pacer)
-        self.reply = Reply(
-            request, exchange, body=self.body, is_draining=lambda: shared.is_draining, timing=plan.timing
-        )
+        self.reply = Reply(request, exchange, is_draining=lambda: shared.is_draining, timing=plan.timing)
 
     def choose(self, sequence_id: str | None = None) -> None:
         """Choose the backend for the request, by *sequence_id* if it has one and the route goes by it."""

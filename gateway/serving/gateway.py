@@ -94,8 +94,6 @@ class Gateway:
                     await _serve_other(call)
             except GatewayError as error:
                 await call.reply.error(error)
-            if not request.connection.has_arrived:
-                await call.body.drop_rest()
         except (asyncio.CancelledError, ConnectionError):
             call.reply.client_left()
             raise
@@ -119,7 +117,8 @@ class Gateway:
         Over gRPC the route is only known from the message, so the limits are checked first, before it is read.
         """
         request = call.request
-        request.headers, call.exchange.client_name = call.plan.access.authorize(request.headers)
+        if request.path:  # else what came is no HTTP, and has no headers
+            request.headers, call.exchange.client_name = call.plan.access.authorize(request.headers)
         if request.fault is not None:
             # requests of a stream may share one error, which would collect and keep the frames of all of them
             raise request.fault.with_traceback(None)

@@ -35,7 +35,7 @@ class CountingListener(ClientListener):
 async def handle(request: ClientRequest) -> None:
     """Reply at once."""
     exchange = Exchange(request.peer, request.method, request.path, "1", 0.0)
-    await Reply(request, exchange, body=None, is_draining=lambda: False).whole(200, [], b"served")
+    await Reply(request, exchange, is_draining=lambda: True).whole(200, [], b"served")
 
 
 async def nothing() -> Any:
@@ -48,7 +48,7 @@ async def main(max_connections: int) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(0, ended.set)
-    server = Server(handle, lambda exchange: None, Limits(connections=max_connections))
+    server = Server(handle, Limits(connections=max_connections))
     listener = CountingListener(server)
     config = parse("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
     admin = AdminListener(config.admin, lambda: config, nothing, lambda: None, nothing)

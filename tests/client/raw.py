@@ -146,7 +146,7 @@ async def serving(
         running.requests.append(request)
         exchange = Exchange(request.peer, request.method, request.path, request_id(request.headers), 0.0)
         body = ClientBody(request, exchange, Admission(1 << 24, 10), max_bytes, Pacer())
-        reply = Reply(request, exchange, body=body, is_draining=lambda: running.is_draining)
+        reply = Reply(request, exchange, is_draining=lambda: running.is_draining)
         try:
             try:
                 if request.fault is not None:
@@ -154,7 +154,6 @@ async def serving(
                 await serve(request, body, reply)
             except GatewayError as error:
                 await reply.error(error)
-            await body.drop_rest()
         except (asyncio.CancelledError, ConnectionError):
             reply.client_left()
             raise
@@ -163,7 +162,7 @@ async def serving(
             record(exchange)
 
     tasks: list[asyncio.Task[None]] = []
-    server = Server(handle, record, msgspec.structs.replace(limits, connections=max_connections))
+    server = Server(handle, msgspec.structs.replace(limits, connections=max_connections))
     listener = ClientListener(server, tls=tls, handshake_timeout_s=HANDSHAKE_S)
     running = Running(server, await listener.open(Address(address)))
     try:

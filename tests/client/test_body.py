@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from gateway.client.body import DROP_BYTES, ClientBody
+from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
+from gateway.client.served import DROP_BYTES
 from gateway.config import Size
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import SLICE_S, Pacer

@@ -50,9 +50,9 @@ async def test_a_connection_that_waits_in_the_kernel_is_still_served_when_accept
     async def handle(request: ClientRequest) -> None:
         exchange = Exchange(request.peer, request.method, request.path, "1", 0.0)
         replied.append(request.path)
-        await Reply(request, exchange, body=None, is_draining=lambda: True).whole(200, [], b"")
+        await Reply(request, exchange, is_draining=lambda: True).whole(200, [], b"")
 
-    server = Server(handle, lambda exchange: None)
+    server = Server(handle)
     listener = ClientListener(server)
     host, port = (await listener.open(Address("127.0.0.1:0"))).removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:  # blocks the event loop: nothing is accepted meanwhile
@@ -71,10 +71,10 @@ async def test_without_descriptors_accepting_pauses_and_goes_on(
 ) -> None:
     async def handle(request: ClientRequest) -> None:
         exchange = Exchange(request.peer, request.method, request.path, "1", 0.0)
-        await Reply(request, exchange, body=None, is_draining=lambda: True).whole(200, [], b"")
+        await Reply(request, exchange, is_draining=lambda: True).whole(200, [], b"")
 
     monkeypatch.setattr("gateway.client.listeners.ACCEPT_PAUSE_S", 0.001)
-    listener = ClientListener(Server(handle, lambda exchange: None))
+    listener = ClientListener(Server(handle))
     host, port = (await listener.open(Address("127.0.0.1:0"))).removeprefix("http://").split(":")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     loop = asyncio.get_running_loop()
@@ -179,4 +179,4 @@ async def test_a_listener_that_was_never_opened_can_be_closed() -> None:
     async def handle(request: object) -> None:
         raise AssertionError
 
-    await ClientListener(Server(handle, lambda exchange: None)).close()
+    await ClientListener(Server(handle)).close()

@@ -154,6 +154,3 @@ class GrpcBody(ClientBody):
 
     def invite(self) -> None:
         """A client of gRPC waits for no invitation."""
-
-    async def drop_rest(self) -> None:
-        """Nothing: the end of the answer resets the stream."""
