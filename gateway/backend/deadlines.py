@@ -4,75 +4,18 @@ Not here: the values of the timeouts (`config`), and the connection's fate (`att
 """
 
 import asyncio
-from collections.abc import Mapping
 
+from gateway.config.schema import Timeouts
 from gateway.errors import ErrorKind, GatewayError
 
 _WORDS = {"idle": "was silent in the middle for", "first_byte": "did not begin to answer within"}
 
-GRAIN_S = 0.01
-"""How late a deadline may take effect; 1/16 of the shortest timeout if that is less.
-
-So deadlines that end shortly after one another are served by one look.
-"""
-
-
-class DeadlineWatch:
-    """The timer that all attempts of one backend share: it goes off at the earliest of their deadlines.
-
-    All attempts have the same limits. So a phase that begins after a look cannot end before the shortest limit after
-    that look, unless `total` ends it. The next look is then, or at the earliest running deadline; only a new attempt's
-    `total` may ask for an earlier look. So entering a phase costs one assignment. A timer that is set and cancelled for
-    each attempt would cost more than the codec takes for a small tensor.
-    """
-
-    def __init__(self, limits_s: Mapping[str, float]) -> None:
-        """*limits_s*: `first_byte`, `idle` and `total` in seconds. Must be made on a running event loop."""
-        self.loop = asyncio.get_running_loop()  # kept, because `get_running_loop` costs a system call
-        self.limits_s = limits_s
-        self._shortest_s = min(limits_s.values())
-        self.running: set[Deadlines] = set()
-        """All deadlines that the watch looks at."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_s = 0.0
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether another look is planned: while there are attempts, and for one limit at most after the last."""
-        return self._timer is not None
-
-    def begin(self, total_at: float, now_s: float) -> "Deadlines":
-        """Begin the deadlines of an attempt by the running task; `Deadlines.stop` must follow.
-
-        *total_at*: when `total` is over, by the event loop's clock.
-        """
-        deadlines = Deadlines(self, total_at, now_s)
-        self.running.add(deadlines)
-        if self._timer is None or total_at < self._due_s:
-            self._look_at(min(total_at, now_s + self._shortest_s))
-        return deadlines
-
-    def _look_at(self, due_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due_s = due_s
-        self._timer = self.loop.call_at(due_s, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        now_s = self.loop.time()
-        next_s = now_s + self._shortest_s
-        for deadlines in tuple(self.running):
-            if now_s >= deadlines.ends_at:
-                deadlines.expire(now_s)
-            elif deadlines.ends_at < next_s:
-                next_s = deadlines.ends_at
-        if self.running:
-            self._look_at(max(next_s, now_s + min(GRAIN_S, self._shortest_s / 16)))
-
 
 class Deadlines:
     """The timeouts of one attempt, one for each of its phases; no phase lasts longer than `timeouts.total` allows.
+
+    One timer goes off when a phase that begins now could be over at the earliest; if none is over, it is set again. So
+    entering a phase costs one assignment, and most attempts end before the timer goes off.
 
     When a timeout is over, the task is cancelled. The task then calls `stop`, which tells whether the cancellation came
     from here, and raises the error that `expired` gives. `asyncio.timeout` works the same way.
@@ -84,17 +27,28 @@ class Deadlines:
     _is_own_limit = False  # whether the phase's own limit was over, and not `total`
     _silent_s = 0.0
 
-    def __init__(self, watch: DeadlineWatch, total_at: float, now_s: float) -> None:
-        """Made by `DeadlineWatch.begin`."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: Timeouts, total_at: float, now_s: float) -> None:
+        """Begin those of an attempt by the running task; `stop` must follow.
+
+        *total_at*: when `total` is over, by the event loop's clock.
+        """
+        self.loop = loop
         self.total_at = self.ends_at = total_at
-        self._running = watch.running
-        self._limits_s = watch.limits_s
-        self.loop = watch.loop
-        task = asyncio.current_task(watch.loop)
+        self._timeouts = timeouts
+        self._shortest_s = min(timeouts.first_byte, timeouts.idle)
+        task = asyncio.current_task(loop)
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
         self._entered_s = now_s  # when the last phase began that is the endpoint's time
+        self._timer = loop.call_at(min(total_at, now_s + self._shortest_s), self._look)
+
+    def _look(self) -> None:
+        now_s = self.loop.time()
+        if now_s >= self.ends_at:
+            self.expire(now_s)
+        else:
+            self._timer = self.loop.call_at(min(self.ends_at, now_s + self._shortest_s), self._look)
 
     def enter(self, phase: str) -> None:
         """Enter *phase*: `first_byte` or `idle`, or one of four phases that only `total` ends.
@@ -103,17 +57,15 @@ class Deadlines:
         the answer; in `total` it connects.
         """
         self._phase = phase
-        limit_s = self._limits_s.get(phase)
-        if limit_s is None:
+        if phase not in _WORDS:
             self.ends_at = self.total_at
         else:
             self._entered_s = now_s = self.loop.time()
-            ends_at = now_s + limit_s
+            ends_at = now_s + getattr(self._timeouts, phase)
             self.ends_at = ends_at if ends_at < self.total_at else self.total_at
 
     def expire(self, now_s: float) -> None:
         """Cancel the task, because the phase's time is over."""
-        self._running.discard(self)
         self._ended_in = self._phase  # the attempt may enter another phase before it is cancelled
         self._is_own_limit = self._phase in _WORDS and now_s < self.total_at
         self._silent_s = now_s - self._entered_s
@@ -121,7 +73,7 @@ class Deadlines:
 
     def stop(self) -> bool:
         """End the deadlines with the attempt; True if these deadlines, and nobody else, have cancelled the task."""
-        self._running.discard(self)
+        self._timer.cancel()
         return self._ended_in is not None and self._task.uncancel() <= self._cancelling
 
     def was_silent(self) -> bool:
@@ -130,9 +82,9 @@ class Deadlines:
         If `total` ran out, which may be shorter than the other timeouts, the endpoint counts as silent only if it took
         and sent nothing for more than half of `total`. Waiting for a free connection or for the client never counts.
         """
-        if self._ended_in not in self._limits_s:
+        if self._ended_in in ("queue", "client", "gateway"):
             return False
-        return self._is_own_limit or self._silent_s > self._limits_s["total"] / 2
+        return self._is_own_limit or self._silent_s > self._timeouts.total / 2
 
     def is_clients(self) -> bool:
         """Whether the attempt waits for the client at this moment."""
@@ -141,9 +93,9 @@ class Deadlines:
     def expired(self, backend: str) -> GatewayError:
         """The error to raise after a timeout: TIMEOUT, or OVERLOADED in the queue, or SLOW_CLIENT."""
         if self._is_own_limit and self._ended_in is not None:
-            limit = f"{self._limits_s[self._ended_in]:g} s (timeouts.{self._ended_in})"
+            limit = f"{getattr(self._timeouts, self._ended_in):g} s (timeouts.{self._ended_in})"
             return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} {_WORDS[self._ended_in]} {limit}")
-        total = f"{self._limits_s['total']:g} s (timeouts.total)"
+        total = f"{self._timeouts.total:g} s (timeouts.total)"
         if self._ended_in == "queue":
             words = f"backend {backend!r}: all connections (max_connections) were in use for {total}"
             return GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False)

@@ -13,7 +13,6 @@ from gateway.backend.asking import BackendRequest
 from gateway.backend.attempt import Read, Transcode
 from gateway.backend.calling import Call
 from gateway.backend.connections import Connections
-from gateway.backend.deadlines import DeadlineWatch
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
 from gateway.backend.health import HealthProbes
 from gateway.backend.resolving import Names
@@ -53,12 +52,11 @@ class Upstream:
         """The context for endpoints with https; None if there are none."""
         if uses_tls(settings.endpoints):
             self.tls = TlsContext.following(before.tls if before else None, f"backends.{plan.name}.tls", settings.tls)
-        timeouts, retry, eject = settings.timeouts, settings.retry, settings.eject
-        limits_s = {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
-        self.deadlines = DeadlineWatch(limits_s)
+        retry, eject = settings.retry, settings.eject
+        self.loop = asyncio.get_running_loop()  # kept, because `get_running_loop` costs a system call
         self.retry = RetryPolicy(retry.attempts, retry.budget, retry.resend_after_sent, plan.workers)
         self.ejection_rules = EjectionRules(eject.failures, eject.window, eject.for_, eject.panic_below)
-        self._plan = plan
+        self.plan = plan
         self._balance = least_in_flight if settings.balance == "least_in_flight" else round_robin
         self._turn = 0
         self.endpoints: EndpointSet = before.endpoints if before else EndpointSet()
@@ -77,16 +75,16 @@ class Upstream:
 
     def _take_over(self) -> None:
         """Set the endpoints and the limits of the connections to those of this plan."""
-        settings = self._plan.settings
+        settings = self.plan.settings
         self.names.configure([Endpoint.parse(url, self.tls) for url in settings.endpoints], settings.dns_refresh)
         self.connections.configure(
-            max_connections=self._plan.max_connections,
+            max_connections=self.plan.max_connections,
             queue_length=settings.queue.length,
             queue_timeout_s=settings.queue.timeout,
             connect_timeout_s=settings.timeouts.connect,
             keep_alive_s=settings.keep_alive,
         )
-        fields, total_s = self._plan.headers.probing(USER_AGENT), settings.timeouts.total
+        fields, total_s = self.plan.headers.probing(USER_AGENT), settings.timeouts.total
         self.speaking.configure(settings.dialect, settings.binary, fields, total_s)
         if not self.ejection_rules.failures:
             for state in self.endpoints.states:
@@ -97,7 +95,7 @@ class Upstream:
     async def start(self) -> None:
         """Take over from the previous `Upstream`, and start looking up names and probing."""
         self._take_over()
-        settings, headers = self._plan.settings, self._plan.headers
+        settings, headers = self.plan.settings, self.plan.headers
         self.probes.start(settings.health, headers, DIALECTS.get(settings.dialect))
         await self.names.start()
 
@@ -137,11 +135,11 @@ class Upstream:
         before the first attempt at an endpoint that has not said that it reads binary; all attempts from then on use
         its result.
         """
-        now_s = self.deadlines.loop.time()
+        now_s = self.loop.time()
         self.recent_calls.count_call(now_s)
         self._turn += 1
         if total_at is None:
-            total_at = now_s + self.deadlines.limits_s["total"]
+            total_at = now_s + self.plan.settings.timeouts.total
         return Call(self, request, attempts, read, transcode, total_at, sticky_key, self._turn).run(is_settled)
 
     def pick(self, call: Call[Any], now_s: float) -> EndpointState:
@@ -170,7 +168,7 @@ class Upstream:
         states = self.endpoints.states
         n_others = sum(1 for each in states if each is not state and each.is_up and not each.is_ejected)
         rules = self.ejection_rules
-        now_s = asyncio.get_running_loop().time()
+        now_s = self.loop.time()
         state.speech.doubt(now_s)
         if state in states and state.ejection.fail(now_s, rules, trial, n_others, len(states)):
             state.note(reason)

@@ -1,21 +1,31 @@
-"""The deadlines of attempts: which one has run out, what the error says, and one timer for all of them."""
+"""The deadlines of attempts: which one has run out, and what the error says."""
 
 import asyncio
 from collections.abc import Mapping
 
 import pytest
 
-from gateway.backend.deadlines import Deadlines, DeadlineWatch
+from gateway.backend.deadlines import Deadlines
+from gateway.config.schema import Timeouts
+from gateway.config.values import Duration
 from gateway.errors import ErrorKind
-from tests.backend.waiting import until
 
 MINUTES_S = {"first_byte": 60.0, "idle": 60.0, "total": 60.0}
 
 
-async def expire(watch: DeadlineWatch, total_s: float, phase: str) -> Deadlines:
+def timeouts(limits_s: Mapping[str, float]) -> Timeouts:
+    return Timeouts(**{key: Duration(limit_s) for key, limit_s in limits_s.items()})
+
+
+def begun(limits_s: Mapping[str, float], total_s: float = 60.0) -> Deadlines:
+    """The deadlines of an attempt by this task that begins now."""
+    loop = asyncio.get_running_loop()
+    return Deadlines(loop, timeouts(limits_s), loop.time() + total_s, loop.time())
+
+
+async def expire(limits_s: Mapping[str, float], total_s: float, phase: str) -> Deadlines:
     """Deadlines that end this task in *phase*, and were stopped then."""
-    now_s = asyncio.get_running_loop().time()
-    deadlines = watch.begin(now_s + total_s, now_s)
+    deadlines = begun(limits_s, total_s)
     with pytest.raises(asyncio.CancelledError):
         deadlines.enter(phase)
         await asyncio.Event().wait()
@@ -25,8 +35,7 @@ async def expire(watch: DeadlineWatch, total_s: float, phase: str) -> Deadlines:
 
 async def test_the_error_names_the_deadline_that_ran_out_even_if_the_call_moved_on() -> None:
     loop = asyncio.get_running_loop()
-    watch = DeadlineWatch({**MINUTES_S, "idle": 1e-9})
-    deadlines = watch.begin(loop.time() + 60, loop.time())
+    deadlines = begun({**MINUTES_S, "idle": 1e-9})
     deadlines.enter("idle")
     with pytest.raises(asyncio.CancelledError):
         loop.call_soon(deadlines.expire, loop.time() + 1)
@@ -49,7 +58,7 @@ async def test_the_error_names_the_deadline_that_ran_out_even_if_the_call_moved_
     ],
 )
 async def test_each_phase_has_its_error(phase: str, limits_s: dict[str, float], kind: ErrorKind, words: str) -> None:
-    deadlines = await expire(DeadlineWatch(limits_s), limits_s["total"], phase)
+    deadlines = await expire(limits_s, limits_s["total"], phase)
     error = deadlines.expired("b")
     assert error.kind is kind
     assert words in error.message
@@ -81,11 +90,10 @@ async def test_only_the_endpoints_own_silence_counts_against_it(
     """See docs/configuration.md, "When an endpoint fails". *n_seconds_ago* is when the phase began."""
     loop = asyncio.get_running_loop()
     ends_by_total = limits_s.get(phase, 100.0) >= limits_s["total"]
-    watch = DeadlineWatch(limits_s)
     now_s = loop.time()
     with monkeypatch.context() as earlier:
         earlier.setattr(loop, "time", lambda: now_s - n_seconds_ago)
-        deadlines = watch.begin(now_s if ends_by_total else now_s + 60, now_s - n_seconds_ago)
+        deadlines = Deadlines(loop, timeouts(limits_s), now_s if ends_by_total else now_s + 60, now_s - n_seconds_ago)
         deadlines.enter(phase)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.Event().wait()
@@ -94,16 +102,15 @@ async def test_only_the_endpoints_own_silence_counts_against_it(
 
 
 class Attempts:
-    """Tasks whose attempts are watched by one watch, and in which order their deadlines ended them."""
+    """Tasks with attempts of the same limits, and in which order their deadlines ended them."""
 
     def __init__(self, limits_s: Mapping[str, float]) -> None:
-        self.watch = DeadlineWatch(limits_s)
+        self._limits_s = limits_s
         self.ended: list[str] = []
 
     async def run(self, name: str, phases: list[str], total_s: float = 60.0, pause_s: float = 0.0) -> None:
         """An attempt that goes through *phases*, with a pause between them, and then ends by a deadline or never."""
-        now_s = asyncio.get_running_loop().time()
-        deadlines = self.watch.begin(now_s + total_s, now_s)
+        deadlines = begun(self._limits_s, total_s)
         try:
             for phase in phases:
                 deadlines.enter(phase)
@@ -115,7 +122,7 @@ class Attempts:
             self.ended.append(name)
 
 
-async def test_one_timer_ends_each_attempt_at_its_own_deadline() -> None:
+async def test_each_attempt_ends_at_its_own_deadline() -> None:
     attempts = Attempts({"first_byte": 0.15, "idle": 0.3, "total": 60.0})
     await asyncio.gather(
         attempts.run("idle", ["first_byte", "idle"]),
@@ -126,42 +133,30 @@ async def test_one_timer_ends_each_attempt_at_its_own_deadline() -> None:
     assert attempts.ended == ["total", "first byte", "idle", "idle at last"]
 
 
-async def test_total_that_ends_before_the_next_look_is_looked_at_in_time() -> None:
-    attempts = Attempts(MINUTES_S)
-    waiting = asyncio.ensure_future(attempts.run("waiting", ["first_byte"]))
-    await asyncio.sleep(0)
-    await attempts.run("late", ["first_byte"], total_s=0.01)
-    assert attempts.ended == ["late"]
-    waiting.cancel()
-    assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
-
-
-async def test_nothing_is_looked_at_once_all_attempts_are_over() -> None:
-    attempts = Attempts({**MINUTES_S, "idle": 0.01})
-    assert not attempts.watch.is_at_work
-    await asyncio.gather(*(attempts.run(str(n), ["idle"]) for n in range(3)))
-    await until(lambda: not attempts.watch.is_at_work)
+async def test_the_timer_of_an_attempt_that_is_over_is_cancelled() -> None:
+    deadlines = begun(MINUTES_S)
+    assert not deadlines.stop()
+    assert deadlines._timer.cancelled()
 
 
 async def test_a_cancellation_of_the_task_is_not_taken_for_the_deadlines() -> None:
-    async def attempt(watch: DeadlineWatch) -> None:
-        now_s = asyncio.get_running_loop().time()
-        deadlines = watch.begin(now_s + 60, now_s)
+    async def attempt() -> None:
+        deadlines = begun(MINUTES_S)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            deadlines.expire(now_s + 60)  # in the same turn
+            deadlines.expire(deadlines.total_at)  # in the same turn
             assert not deadlines.stop()
             raise
 
-    task = asyncio.ensure_future(attempt(DeadlineWatch(MINUTES_S)))
+    task = asyncio.ensure_future(attempt())
     await asyncio.sleep(0)
     task.cancel()
     assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
 
 
 async def test_an_expired_attempt_leaves_no_cancellation_behind() -> None:
-    deadlines = await expire(DeadlineWatch({**MINUTES_S, "idle": 0.0}), 60.0, "idle")
+    deadlines = await expire({**MINUTES_S, "idle": 0.0}, 60.0, "idle")
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
