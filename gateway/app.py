@@ -14,11 +14,13 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from gateway import certificates
 from gateway.backend.upstream import Upstream
 from gateway.certificates import TlsContext
-from gateway.client.fronts import Fronts, grpc_problems
+from gateway.client.fronts import fronts, grpc_problems
+from gateway.client.listeners import ClientListener
 from gateway.client.server import Server
 from gateway.config import Config, without_hidden_paths
 from gateway.config.tokens import token_problems
@@ -106,8 +108,8 @@ class Change:
     config: Config
     serving: Serving
     """New backends have been started; changed backends are started by `commit`."""
-    tls: list[TlsContext | None]
-    """The contexts of the clients' listeners."""
+    tls: TlsContext | None
+    """That of the clients' listeners."""
     tracing: Tracing | None
 
 
@@ -128,8 +130,9 @@ class DataPlane:
         self._tracing = _tracing(config, None)
         self.gateway = Gateway(Serving(plan, upstreams), self._record)
         self._trace_by(self._tracing)
-        self.server = Server(self.gateway.handle, config.limits, self.gateway.admission.hold_unread)
-        self._fronts = Fronts(config, self.server)
+        tls = TlsContext.following(None, "tls", config.tls)
+        self.server = Server(self.gateway.handle, config.limits, self.gateway.admission.hold_unread, tls=tls)
+        self._listeners: list[ClientListener] = []
         self._beside: set[asyncio.Task[None]] = set()
         """Tasks that run beside the requests."""
         # weak: a retired backend lives as long as its last request
@@ -149,7 +152,9 @@ class DataPlane:
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
         """Listen, on *sockets* if a worker was given some. Raises `OSError` if an address cannot be used."""
         await asyncio.gather(*(upstream.start() for upstream in self._upstreams))
-        await self._fronts.open(self.config, sockets)
+        for (kind, address), bound in zip_longest(fronts(self.config), sockets):
+            self._listeners.append(ClientListener(self.server, kind))
+            await self._listeners[-1].open(address, bound)
         await self._expect()
         self._begin(self._sample())
         self._begin(certificates.watch(self._tls_contexts))
@@ -157,10 +162,10 @@ class DataPlane:
     @property
     def urls(self) -> list[str]:
         """Where clients are served: the URL for HTTP/1.1, and that for gRPC if it is configured."""
-        return self._fronts.urls
+        return [listener.url for listener in self._listeners]
 
     def _tls_contexts(self) -> list[TlsContext | None]:
-        return [*self._fronts.tls, *(upstream.tls for upstream in self._upstreams)]
+        return [self.server.tls, *(upstream.tls for upstream in self._upstreams)]
 
     async def _expect(self) -> None:
         """Announce all clients, routes and backends to the counting, so that their metrics exist and begin at 0."""
@@ -242,7 +247,7 @@ class DataPlane:
         running = self.gateway.serving.upstreams
         try:
             plan = Plan.of(config, self.gateway.serving.plan.name)
-            tls = self._fronts.following(config)
+            tls = TlsContext.following(self.server.tls, "tls", config.tls)
             upstreams = {
                 name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
                 for name, backend in plan.backends.items()
@@ -275,7 +280,7 @@ class DataPlane:
         self.gateway.replace(change.serving)
         self.config = config = change.config
         self.server.limits = config.limits
-        self._fronts.take(config, change.tls)
+        self.server.tls = change.tls
         self._access_log.finish()
         self._access_log = _access_log(config)
         change_logging(config.logging.level, config.logging.format)
@@ -316,7 +321,7 @@ class DataPlane:
         shutdown = self.config.shutdown
         self.gateway.is_draining = True
         await asyncio.sleep(shutdown.delay)
-        await self._fronts.stop_accepting()
+        self._stop_accepting()
         self.server.drain()
         loop = asyncio.get_running_loop()
         first_head_at = loop.time() + FIRST_HEAD_S
@@ -324,7 +329,7 @@ class DataPlane:
         await asyncio.sleep(min(HEAD_S, shutdown.grace))
         # a request whose head has begun to arrive on a connection that was accepted in time counts as in flight
         while (left := ends_at - loop.time()) > 0:
-            is_awaited = loop.time() < first_head_at and (self.server.n_silent() or self._fronts.n_opening)
+            is_awaited = loop.time() < first_head_at and self.server.n_silent()
             if not (self.gateway.in_flight or self.server.n_unfinished_heads() or is_awaited):
                 break
             await asyncio.sleep(min(LOOK_S, left))
@@ -333,9 +338,14 @@ class DataPlane:
         if cut_off:
             log.warning("shutdown.grace is over: %d requests in flight are cut off", cut_off)
 
+    def _stop_accepting(self) -> None:
+        for listener in self._listeners:
+            listener.stop_accepting()
+
     async def stop(self) -> None:
         """Close the listener and all connections at once."""
-        await self._fronts.close()
+        self._stop_accepting()
+        await self.server.close()
         for task in self._beside:
             task.cancel()
         await self.gateway.close()

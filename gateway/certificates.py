@@ -37,22 +37,22 @@ Stamp = tuple[int, int, int, int] | None
 
 
 class TlsContext:
-    """The TLS context of one place in the configuration: `tls`, or `backends.NAME.tls`.
+    """The TLS of one place in the configuration: `tls`, or `backends.NAME.tls`.
 
-    New connections take `context`; open connections keep the context that they began with.
+    New connections take one of `contexts`; open connections keep the context that they began with.
     """
 
-    def __init__(self, where: str, settings: Settings, protocol: str = HTTP1) -> None:
-        """*where* is the path of *settings* in the configuration, *protocol* that above TLS. Raises `ConfigError`."""
+    contexts: dict[str, ssl.SSLContext]
+    """The contexts for handshakes that begin now, by the protocol above TLS."""
+    expires_at: datetime | None
+    """When the gateway's own certificate expires; None if it has none."""
+
+    def __init__(self, where: str, settings: Settings) -> None:
+        """*where* is the path of *settings* in the configuration. Raises `ConfigError`."""
         self.where = where
-        self._protocol = protocol
         self.settings = settings
-        # stamps are taken before reading: a file that changes meanwhile is seen at the next look
-        self._loaded = self._judged = self._last_seen = self._stamps()
-        self.context = _context(where, settings, protocol)
-        """The context for handshakes that begin now."""
-        self.expires_at = _expiry(settings)
-        """When the gateway's own certificate expires; None if it has none."""
+        self._last_seen = self._stamps()
+        self._load()
 
     @property
     def server_name(self) -> str | None:
@@ -60,18 +60,16 @@ class TlsContext:
         return self.settings.server_name if isinstance(self.settings, BackendTls) else None
 
     @classmethod
-    def following(
-        cls, before: "TlsContext | None", where: str, settings: Settings, protocol: str = HTTP1
-    ) -> "TlsContext":
-        """For a reload: if the settings are the same, *before* with changed files read again, else a new context.
+    def following(cls, before: "TlsContext | None", where: str, settings: Settings | None) -> "TlsContext | None":
+        """For a reload: *before* with its files read again if the settings are the same, else a new context.
 
-        Raises `ConfigError`.
+        None without *settings*. Raises `ConfigError`.
         """
-        if before is None or (before.where, before.settings) != (where, settings):
-            return cls(where, settings, protocol)
-        stamps = before._stamps()
-        if stamps != before._loaded:
-            before._load(stamps)
+        if settings is None:
+            return None
+        if before is None or before.settings != settings:
+            return cls(where, settings)
+        before._load()
         return before
 
     def look(self) -> None:
@@ -81,22 +79,23 @@ class TlsContext:
         """
         stamps = self._stamps()
         before, self._last_seen = self._last_seen, stamps
-        if stamps in (self._loaded, self._judged) or stamps != before:
+        if stamps == self._judged or stamps != before:
             return
         try:
-            self._load(stamps)
+            self._load()
         except ConfigError as error:
             log.error("%s; the certificates that were read before stay in use", error)
             return
         until = f", valid until {self.expires_at:%Y-%m-%d}" if self.expires_at is not None else ""
         log.info("%s: changed files were read again%s", self.where, until)
 
-    def _load(self, stamps: list[Stamp]) -> None:
-        """Read the files, which had *stamps* before. Raises `ConfigError`, and the context stays as it was."""
-        self._judged = stamps
-        self.context = _context(self.where, self.settings, self._protocol)
+    def _load(self) -> None:
+        """Read the files. Raises `ConfigError`, and the contexts stay as they were."""
+        # stamps are taken before reading: a file that changes meanwhile is seen at the next look
+        self._judged = self._stamps()
+        protocols = (HTTP1, HTTP2) if isinstance(self.settings, ListenerTls) else (HTTP1,)
+        self.contexts = {protocol: _context(self.where, self.settings, protocol) for protocol in protocols}
         self.expires_at = _expiry(self.settings)
-        self._loaded = stamps
 
     def _stamps(self) -> list[Stamp]:
         paths = [getattr(self.settings, key, None) for key in ("certificate", "key", "ca", "client_ca")]

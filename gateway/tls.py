@@ -11,7 +11,7 @@ from asyncio.sslproto import SSLProtocol, _SSLProtocolTransport
 from collections.abc import Callable
 from typing import Any
 
-from gateway.certificates import TlsContext, expiry_of
+from gateway.certificates import HTTP1, TlsContext, expiry_of
 
 SHUTDOWN_S = 1.0
 """How long the other side may take to confirm the end of a connection."""
@@ -172,7 +172,7 @@ class TlsLayer(SSLProtocol):
         return n_bytes
 
 
-async def accept(client: Any, protocol: asyncio.Protocol, tls: TlsContext, timeout_s: float) -> None:
+async def accept(client: Any, protocol: asyncio.Protocol, context: ssl.SSLContext, timeout_s: float) -> None:
     """Do the handshake on the accepted socket *client*; afterwards *protocol*'s `connection_made` is called.
 
     Raises `OSError` if the handshake fails, and its subclass `TimeoutError` if it takes longer than *timeout_s*.
@@ -180,7 +180,7 @@ async def accept(client: Any, protocol: asyncio.Protocol, tls: TlsContext, timeo
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     layer = TlsLayer(
-        *(loop, protocol, tls.context, done),
+        *(loop, protocol, context, done),
         server_side=True,
         ssl_handshake_timeout=timeout_s,
         ssl_shutdown_timeout=SHUTDOWN_S,
@@ -210,7 +210,9 @@ async def connect(
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     layer = TlsLayer(
-        *(loop, protocol, tls.context, done), server_hostname=tls.server_name or name, ssl_shutdown_timeout=SHUTDOWN_S
+        *(loop, protocol, tls.contexts[HTTP1], done),
+        server_hostname=tls.server_name or name,
+        ssl_shutdown_timeout=SHUTDOWN_S,
     )
     layer.on_closing = on_closing
     transport, _ = await loop.create_connection(lambda: layer, sock=server)

@@ -7,11 +7,8 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable
 from contextlib import suppress
 
-from gateway import tls
-from gateway.certificates import TlsContext
 from gateway.client.connection import ClientConnection
 from gateway.client.server import Server
 from gateway.client.watching import Connection
@@ -27,9 +24,6 @@ ACCEPTS_AT_ONCE = 32
 ACCEPT_PAUSE_S = 1.0
 """How long nothing is accepted after accepting has failed, mostly for want of file descriptors."""
 
-HANDSHAKE_S = 10.0
-"""How long a TLS handshake may take, unless the configuration sets limits.header_timeout."""
-
 UNIX_MODE = 0o660
 """Who may connect to a `unix:` listener: the gateway's own user and group."""
 
@@ -37,29 +31,20 @@ log = logging.getLogger("gateway")
 
 
 class ClientListener:
-    """The listener for clients: accepts connections, within `limits.connections`, and gives them to a `Server`.
+    """The listener for clients: accepts connections, and gives them to a `Server`.
 
     It does not use asyncio's listener: when descriptors run out, that one logs a traceback for every place of its
     backlog, and tries again as often.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        kind: Callable[[Server], Connection] = ClientConnection,
-        *,
-        tls: TlsContext | None = None,
-        handshake_timeout_s: float = HANDSHAKE_S,
-    ) -> None:
+    def __init__(self, server: Server, kind: type[Connection] = ClientConnection) -> None:
         """*kind* makes a connection, of HTTP/1.1 or of gRPC."""
-        self.tls = tls
-        """The context for new connections; None: they have no TLS."""
-        self.handshake_timeout_s = handshake_timeout_s
+        self.url = ""
+        """The URL, once it is open."""
         self._server = server
         self._kind = kind
         self._socket: socket.socket | None = None
         self._paused: asyncio.TimerHandle | None = None
-        self._opening: set[asyncio.Task[None]] = set()
         self._warnings = OncePerInterval()
 
     async def open(self, address: Address, bound: socket.socket | None = None) -> str:
@@ -71,33 +56,21 @@ class ClientListener:
         bound.listen(BACKLOG)
         bound.setblocking(False)
         self._socket = bound
-        asyncio.get_running_loop().add_reader(bound, self._accept, ACCEPTS_AT_ONCE)
+        self._server.loop.add_reader(bound, self._accept, ACCEPTS_AT_ONCE)
         port = 0 if address.is_unix else bound.getsockname()[1]
-        return url_of(address, port, "http" if self.tls is None else "https")
+        self.url = url_of(address, port, "http" if self._server.tls is None else "https")
+        return self.url
 
-    @property
-    def n_opening(self) -> int:
-        """How many connections were accepted and are not open yet: with TLS, their handshake goes on."""
-        return len(self._opening)
-
-    async def stop_accepting(self) -> None:
+    def stop_accepting(self) -> None:
         """Accept the connections that wait in the kernel, and then no more; open connections go on."""
         if self._socket is None:
             return
-        asyncio.get_running_loop().remove_reader(self._socket)
+        self._server.loop.remove_reader(self._socket)
         self._accept(BACKLOG)
         if self._paused is not None:
             self._paused.cancel()
         release(self._socket)
         self._socket = None
-
-    async def close(self) -> None:
-        """Stop accepting, and cut off all connections."""
-        await self.stop_accepting()
-        for task in self._opening:
-            task.cancel()
-        await asyncio.sleep(0)
-        await self._server.close()
 
     def _accept(self, at_most: int) -> None:
         """Accept waiting connections, *at_most* so many."""
@@ -112,36 +85,11 @@ class ClientListener:
             except OSError as error:  # mostly: out of descriptors
                 self._pause(error)
                 return
-            connection = self._server.admit(self._kind)
-            if connection is None:
-                client.close()
-                continue
-            client.setblocking(False)
-            task = asyncio.get_running_loop().create_task(self._open(client, connection))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
-
-    async def _open(self, client: socket.socket, connection: Connection) -> None:
-        """Open *connection* on the accepted socket *client*."""
-        try:
-            if self.tls is None:
-                await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
-            else:
-                await tls.accept(client, connection, self.tls, self.handshake_timeout_s)
-        except OSError as error:
-            self._server.closed(connection)
-            if self.tls is None:
-                client.close()
-            elif isinstance(error, TimeoutError):
-                self._server.slow_connections["header_timeout"] += 1
-            log.debug("a connection ended before it was open: %s", error)
-        except BaseException:
-            self._server.closed(connection)
-            raise
+            self._server.take(client, self._kind)
 
     def _pause(self, error: OSError) -> None:
         """Accept nothing for a moment: trying again at once would fail again, and keep the processor busy."""
-        loop = asyncio.get_running_loop()
+        loop = self._server.loop
         if self._warnings.allows("", loop.time()):
             log.warning(
                 "no connection can be accepted: %s; raise the limit of open files (ulimit -n) or lower "

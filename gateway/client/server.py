@@ -5,8 +5,11 @@ Not here: one connection (`connection`), and how connections are accepted (`list
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 
+from gateway import tls
+from gateway.certificates import TlsContext
 from gateway.client.request import ClientRequest
 from gateway.client.watching import Connection
 from gateway.config import Limits
@@ -42,6 +45,8 @@ class Server:
         handler: Handler,
         limits: Limits = DEFAULT_LIMITS,
         hold_unread: Callable[[int], None] = _not_counted,
+        *,
+        tls: TlsContext | None = None,
     ) -> None:
         """Must be made on a running event loop.
 
@@ -52,13 +57,16 @@ class Server:
         self.hold_unread = hold_unread
         self.limits = limits
         """The current limits. A reload replaces them as a whole, also for open connections."""
+        self.tls = tls
+        """The certificates for new connections; None: they have no TLS."""
         self.loop = asyncio.get_running_loop()
         self.refused_connections = 0
         """Connections that were closed as soon as they were accepted, since the start."""
         self.slow_connections = dict.fromkeys(("header_timeout", "body_timeout", "client_idle"), 0)
         """Connections that were ended because their clients were too slow, by the limit's name, since the start."""
         self._warnings = OncePerInterval()
-        self._admitted: set[Connection] = set()
+        self._opening: dict[Connection, asyncio.Task[None]] = {}
+        """The connections that were accepted and are not open yet: with TLS, their handshake goes on."""
         self._open: set[Connection] = set()
         self._lost_s = 0.0  # the time in which the event loop stood still
         self._watching = self.loop.create_task(self._watch())
@@ -71,17 +79,19 @@ class Server:
     @property
     def open_connections(self) -> int:
         """How many connections of clients are open or being opened."""
-        return len(self._admitted)
+        return len(self._open) + len(self._opening)
 
-    def admit(self, kind: "Callable[[Server], Connection]") -> Connection | None:
-        """A new connection of *kind*, which is not open yet; None if there are too many.
+    def take(self, client: socket.socket, kind: "type[Connection]") -> None:
+        """Open a connection of *kind* on the accepted socket *client*, or close it if there are too many.
 
         Refusals are counted, and logged once a minute.
         """
         if self.open_connections < self.limits.connections:
+            client.setblocking(False)
             connection = kind(self)
-            self._admitted.add(connection)
-            return connection
+            self._opening[connection] = self.loop.create_task(self._open_on(client, connection))
+            return
+        client.close()
         self.refused_connections += 1
         if self._warnings.allows("", self.loop.time()):
             log.warning(
@@ -89,15 +99,32 @@ class Server:
                 self.limits.connections,
                 self.refused_connections,
             )
-        return None
+
+    async def _open_on(self, client: socket.socket, connection: Connection) -> None:
+        """Open *connection* on the accepted socket *client*: with TLS, when its handshake is done."""
+        try:
+            if self.tls is None:
+                await self.loop.connect_accepted_socket(lambda: connection, client)
+            else:
+                context = self.tls.contexts[connection.protocol]
+                await tls.accept(client, connection, context, self.limits.header_timeout)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                self.slow_connections["header_timeout"] += 1
+            log.debug("a connection ended before it was open: %s", error)
+        finally:
+            if connection in self._opening:
+                client.close()
+                self.closed(connection)
 
     def opened(self, connection: Connection) -> None:
         """Count *connection* as open, and look at it from now on."""
+        self._opening.pop(connection, None)
         self._open.add(connection)
 
     def closed(self, connection: Connection) -> None:
         """Forget *connection*, which has ended or was never opened, and free its slot; a second call does nothing."""
-        self._admitted.discard(connection)
+        self._opening.pop(connection, None)
         self._open.discard(connection)
         self.hold_unread(-connection.held_bytes)
         connection.held_bytes = 0
@@ -151,7 +178,7 @@ class Server:
 
     def n_silent(self) -> int:
         """How many connections have received nothing since they were accepted."""
-        return sum(each.is_silent for each in self._open)
+        return len(self._opening) + sum(each.is_silent for each in self._open)
 
     def drain(self) -> None:
         """Tell clients whose protocol needs it (HTTP/2) to send no more requests."""
@@ -161,6 +188,9 @@ class Server:
     async def close(self) -> None:
         """End all connections; requests that are still being served are cut off after `CUT_S`."""
         self._watching.cancel()
+        for opening in self._opening.values():
+            opening.cancel()
+        await asyncio.sleep(0)
         connections = self.connections
         for connection in connections:
             connection.end()

@@ -7,6 +7,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from gateway.certificates import HTTP1
 from gateway.client.outgoing import Outgoing
 from gateway.client.request import Peer, peer_of
 from gateway.config import Limits
@@ -20,6 +21,9 @@ UNCOUNTED_BYTES = 4 * 1024
 
 class Connection(asyncio.Protocol, ABC):
     """A connection as the server sees it, of any protocol."""
+
+    protocol = HTTP1
+    """The protocol above TLS, by its name in the handshake."""
 
     def __init__(self, owner: "Server") -> None:
         """Must be made on a running event loop."""

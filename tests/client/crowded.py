@@ -67,7 +67,8 @@ async def main(max_connections: int) -> None:
         )
     )
     loop.remove_reader(0)
-    await listener.close()
+    listener.stop_accepting()
+    await server.close()
     await admin.stop()
 
 

@@ -21,8 +21,6 @@ from gateway.exchange import Exchange
 from gateway.pacing import Pacer
 from gateway.policy.admission import Admission
 
-HANDSHAKE_S = 0.5
-
 Serve = Callable[[ClientRequest, ClientBody, Reply], Awaitable[None]]
 
 
@@ -162,13 +160,14 @@ async def serving(
             record(exchange)
 
     tasks: list[asyncio.Task[None]] = []
-    server = Server(handle, msgspec.structs.replace(limits, connections=max_connections))
-    listener = ClientListener(server, tls=tls, handshake_timeout_s=HANDSHAKE_S)
+    server = Server(handle, msgspec.structs.replace(limits, connections=max_connections), tls=tls)
+    listener = ClientListener(server)
     running = Running(server, await listener.open(Address(address)))
     try:
         yield running
     finally:
-        await listener.close()
+        listener.stop_accepting()
+        await server.close()
         await asyncio.gather(*tasks)
 
 

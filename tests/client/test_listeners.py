@@ -58,11 +58,12 @@ async def test_a_connection_that_waits_in_the_kernel_is_still_served_when_accept
     with socket.create_connection((host, int(port))) as client:  # blocks the event loop: nothing is accepted meanwhile
         client.sendall(GET)
         assert server.open_connections == 0
-        await listener.stop_accepting()
+        listener.stop_accepting()
         assert server.open_connections == 1
         while not replied:
             await asyncio.sleep(0)
-    await listener.close()
+    listener.stop_accepting()
+    await server.close()
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
@@ -74,7 +75,8 @@ async def test_without_descriptors_accepting_pauses_and_goes_on(
         await Reply(request, exchange, is_draining=lambda: True).whole(200, [], b"")
 
     monkeypatch.setattr("gateway.client.listeners.ACCEPT_PAUSE_S", 0.001)
-    listener = ClientListener(Server(handle))
+    server = Server(handle)
+    listener = ClientListener(server)
     host, port = (await listener.open(Address("127.0.0.1:0"))).removeprefix("http://").split(":")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     loop = asyncio.get_running_loop()
@@ -86,7 +88,7 @@ async def test_without_descriptors_accepting_pauses_and_goes_on(
             while not caplog.records:
                 await asyncio.sleep(0)
             if is_stopped:
-                await listener.stop_accepting()
+                listener.stop_accepting()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if is_stopped:
@@ -94,7 +96,8 @@ async def test_without_descriptors_accepting_pauses_and_goes_on(
                 await loop.sock_recv(client, 1000)
         else:
             assert (await loop.sock_recv(client, 1000)).startswith(b"HTTP/1.1 200 OK")
-    await listener.close()
+    listener.stop_accepting()
+    await server.close()
     assert len(caplog.records) == 1
     assert "no connection can be accepted" in caplog.text
 
@@ -179,4 +182,4 @@ async def test_a_listener_that_was_never_opened_can_be_closed() -> None:
     async def handle(request: object) -> None:
         raise AssertionError
 
-    await ClientListener(Server(handle)).close()
+    ClientListener(Server(handle)).stop_accepting()

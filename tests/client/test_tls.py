@@ -15,25 +15,26 @@ from tritonclient.utils import InferenceServerException
 
 from gateway import certificates
 from gateway.certificates import TlsContext, tls_problems, tls_warnings
-from gateway.client import listeners, server
+from gateway.client import server
 from gateway.client.body import ClientBody
 from gateway.client.connection import BEHIND_BYTES, ClientConnection
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import Server
-from gateway.config import ListenerTls, parse
+from gateway.config import Duration, Limits, ListenerTls, parse
 from gateway.config.values import FilePath
 from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process.application import Application
 from gateway.sockets import hung_up
 from tests.certificates import Authority, Pair
-from tests.client.raw import HANDSHAKE_S, RawConnection, connect, echo, read_body, serving
+from tests.client.raw import RawConnection, connect, echo, read_body, serving
 from tests.conftest import running
 from tests.system.scripted import RESET
 from tests.test_cli import process
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+HANDSHAKE_S = 0.5
 LARGE = 64 * 1024 * 1024
 
 
@@ -99,7 +100,8 @@ async def test_without_the_right_client_certificate_the_handshake_ends_with_an_a
 async def test_what_is_not_tls_and_who_is_silent_in_the_handshake_is_closed(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(echo, tls=tls_of(authority.issue())) as served:
+    limits = Limits(header_timeout=Duration(HANDSHAKE_S))
+    async with serving(echo, tls=tls_of(authority.issue()), limits=limits) as served:
         async with connect(served.url) as plain, connect(served.url) as silent, connect(served.url) as leaving:
             leaving.writer.close()
             plain.writer.write(GET)
@@ -366,9 +368,9 @@ async def test_a_renewed_certificate_is_taken_up_while_connections_go_on(
     async with serving(echo, tls=tls) as served, connect(served.url, context) as kept:
         assert (await kept.exchange(GET)).status == 200
         assert await served_certificate(served.url, context) == der_of(pair)
-        before = tls.context
+        before = tls.contexts
         pair.replace(renewed)
-        while tls.context is before:
+        while tls.contexts is before:
             await asyncio.sleep(0.005)
         assert await served_certificate(served.url, context) == der_of(renewed)
         assert (await kept.exchange(GET)).status == 200
@@ -407,15 +409,15 @@ async def test_a_folder_whose_link_is_swapped_is_a_change(authority: Authority, 
     for path in (mounted.certificate, mounted.key):
         path.symlink_to(Path("..data") / path.name)
     tls = tls_of(mounted)
-    before = tls.context
+    before = tls.contexts
     tls.look()
-    assert tls.context is before
+    assert tls.contexts is before
     (tmp_path / "..new").symlink_to("two")
     (tmp_path / "..new").replace(tmp_path / "..data")
     tls.look()
-    assert tls.context is before, "files that change now may not be complete"
+    assert tls.contexts is before, "files that change now may not be complete"
     tls.look()
-    assert tls.context is not before
+    assert tls.contexts is not before
 
 
 def test_a_pair_that_does_not_fit_changes_nothing_and_is_said_once(
@@ -424,17 +426,17 @@ def test_a_pair_that_does_not_fit_changes_nothing_and_is_said_once(
     caplog.set_level(logging.INFO)
     pair, other, renewed = (authority.issue() for _ in range(3))
     tls = tls_of(pair)
-    before = tls.context
+    before = tls.contexts
     good_key = pair.key.read_bytes()
     pair.key.write_bytes(other.key.read_bytes())
     for _ in range(5):
         tls.look()
-    assert tls.context is before
+    assert tls.contexts is before
     with pytest.raises(ConfigError, match="does not belong"):
         TlsContext.following(tls, "tls", tls.settings)
     with pytest.raises(ConfigError, match="does not belong"):  # and at the next reload again
         TlsContext.following(tls, "tls", tls.settings)
-    assert tls.context is before
+    assert tls.contexts is before
     assert [record.getMessage() for record in caplog.records] == [
         f"tls.key: {pair.key}: does not belong to the certificate in {pair.certificate}; "
         "the certificates that were read before stay in use"
@@ -443,19 +445,17 @@ def test_a_pair_that_does_not_fit_changes_nothing_and_is_said_once(
     pair.replace(renewed)
     tls.look()
     tls.look()
-    assert tls.context is not before
+    assert tls.contexts is not before
     assert len(caplog.records) == 2
 
 
 def test_a_reload_reads_changed_files_at_once_and_other_settings_anew(authority: Authority) -> None:
     pair, renewed = authority.issue(), authority.issue()
     tls = tls_of(pair)
-    before = tls.context
-    assert TlsContext.following(tls, "tls", tls.settings) is tls
-    assert tls.context is before
+    before = tls.contexts
     pair.replace(renewed)
     assert TlsContext.following(tls, "tls", tls.settings) is tls
-    assert tls.context is not before
+    assert tls.contexts is not before
     other = ListenerTls(certificate=FilePath(renewed.certificate), key=FilePath(renewed.key))
     assert TlsContext.following(tls, "tls", other) is not tls
 
@@ -622,7 +622,3 @@ async def test_a_real_tritonclient_infers_by_tls_with_its_certificate_and_not_wi
         assert isinstance(client.gateway, Application)
         metrics = await client.metrics()
         assert metrics['tensor_gateway_requests_total{code="200",model="identity",protocol="http",route="main"}'] == 1
-
-
-def test_the_handshake_has_a_limit_of_its_own() -> None:
-    assert parse("backends: {a: {endpoints: ['http://x:1']}}").limits.header_timeout == listeners.HANDSHAKE_S

@@ -24,6 +24,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from gateway.certificates import HTTP2
 from gateway.client.grpc import frames
 from gateway.client.grpc.frames import Code, Frames, Http2Error, Patience, Receiver, Sender
 from gateway.client.grpc.heads import Head, Heads
@@ -48,6 +49,8 @@ log = logging.getLogger("gateway")
 
 class GrpcConnection(Connection):
     """One connection; see the table of this module."""
+
+    protocol = HTTP2
 
     def __init__(self, owner: "Server") -> None:
         """Must be made on a running event loop."""
