@@ -1,12 +1,10 @@
-"""A client's body: admitted, invited, read, inflated.
+"""A client's body: admitted, read, inflated.
 
 Everything that reads a body from a client is here. Not here: the meaning of the bytes, and the connection (`served`).
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-
-import numpy as np
 
 from gateway.client.request import ClientRequest
 from gateway.client.served import Served
@@ -25,7 +23,6 @@ class ClientBody:
         "_answer_bytes",
         "_answer_room",
         "_beyond_bytes",
-        "_coding",
         "_connection",
         "_exchange",
         "_max_bytes",
@@ -47,7 +44,6 @@ class ClientBody:
         self._pacer = pacer
         self._reservation: Reservation | None = None
         self._upload: Upload | None = None  # while the body is read as it arrives
-        self._coding: Coding | None = None
         self._answer_bytes = 0
         self._answer_room = 0  # reserved bytes that the request has left to its answer
         self._beyond_bytes = 0  # bytes that `reserve` took without room for them
@@ -91,11 +87,11 @@ class ClientBody:
             reservation.hold(n_bytes)
         else:
             now_s = asyncio.get_running_loop().time()
-            claim = Claim(reservation, n_bytes, 0, now_s, _nobody_waits, is_whole=True)
+            claim = Claim(reservation, n_bytes, 0, now_s, lambda: None, is_whole=True)
             if admission.wait(claim, now_s):
                 admission.look(now_s)
             if not claim.is_granted:
-                raise self._overloaded(reservation, n_bytes, 0)
+                raise self._overloaded(reservation, n_bytes)
 
     async def _take(self, n_bytes: int, n_slots: int) -> None:
         """Take *n_bytes* and *n_slots*; wait, at most `MAX_WAIT_S`, where ending slow uploads could make room for them.
@@ -120,20 +116,16 @@ class ClientBody:
                 admission.leave(claim)
                 self._exchange.queue_s += loop.time() - began_s
         if not claim.is_granted:
-            raise self._overloaded(reservation, n_bytes, n_slots)
+            raise self._overloaded(reservation, n_bytes)
 
-    def _overloaded(self, reservation: Reservation, n_bytes: int, n_slots: int) -> GatewayError:
+    def _overloaded(self, reservation: Reservation, n_bytes: int) -> GatewayError:
         admission = self._admission
-        held = f"{admission.held_bytes} of {int(admission.max_bytes)} bytes (limits.in_flight_bytes) in flight"
-        if reservation.n_bytes and not n_slots:
-            reason = f"{n_bytes} more bytes of this request have no room beside {held}"
-        else:
-            n_bytes += reservation.n_bytes
-            reason = (
-                f"a request that needs {n_bytes} bytes has no room beside {admission.requests} of "
-                f"{admission.max_requests} requests (limits.concurrent_requests) and {held}"
-            )
-        return GatewayError(ErrorKind.OVERLOADED, f"too busy: {reason}; try again", headers=[("Retry-After", "1")])
+        words = (
+            f"too busy: a request that needs {n_bytes + reservation.n_bytes} bytes has no room beside "
+            f"{admission.requests} of {admission.max_requests} requests (limits.concurrent_requests) and "
+            f"{admission.held_bytes} of {int(admission.max_bytes)} bytes (limits.in_flight_bytes) in flight; try again"
+        )
+        return GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")])
 
     def _fail(self, words: str) -> None:
         """End the upload, because its memory or slot is needed for others; *words* say how slow it was."""
@@ -165,27 +157,6 @@ class ClientBody:
             self._admission.end(self._upload)
             self._upload = None
 
-    def read_arrived(self) -> memoryview | None:
-        """Admit and read the body if all of it has arrived; else None, and `read_rest` does it.
-
-        It also returns None for a body that is compressed, that has no Content-Length, or for which there is no room at
-        the moment. Raises `GatewayError`.
-        """
-        request = self._request
-        first = request.headers.first
-        if "content-encoding" in first:
-            self._coding = self._parse_coding()
-        length = request.content_length
-        self.check_length()
-        if length is None or self._coding is not None or not self._connection.has_arrived:
-            return None
-        self._reservation = self._admission.admit(length)
-        if self._reservation is None:
-            return None
-        whole = self._connection.read_arrived()
-        self._exchange.client_request_bytes = len(whole)
-        return memoryview(whole)
-
     def framing(self) -> Framing:
         """The framing of an inference by the client's headers: where its JSON ends. Raises `GatewayError`."""
         headers = self._request.headers
@@ -195,9 +166,23 @@ class ClientBody:
             raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
 
     async def read(self) -> memoryview:
-        """Read the whole body, by `read_arrived` or `read_rest`. Raises `GatewayError`."""
-        body = self.read_arrived()
-        return await self.read_rest() if body is None else body
+        """The body in one buffer, inflated, within `limits.request_body` on the wire and after inflating.
+
+        Raises `GatewayError`.
+        """
+        coding = self._find_coding()
+        self.check_length()
+        length = self._request.content_length if coding is None else None
+        await self.admit(length or 0)
+        if length is not None and self._connection.has_arrived:
+            whole = self._connection.read_arrived()
+            self._exchange.client_request_bytes = len(whole)
+            body = memoryview(whole)
+        else:
+            body = await self._read_growing(coding, is_admitted=length is not None)
+        self._end_upload()
+        await self.take_slot()
+        return body
 
     def check_length(self) -> None:
         """Raise `GatewayError` if the body's Content-Length or received bytes exceed `limits.request_body`."""
@@ -210,34 +195,7 @@ class ClientBody:
                 ErrorKind.BODY_TOO_LARGE, f"the body is larger than limits.request_body, {self._max_bytes} bytes"
             )
 
-    async def read_rest(self) -> memoryview:
-        """The body in one buffer, inflated, within `limits.request_body` on the wire and after inflating.
-
-        To be called where `read_arrived` gave None. Raises `GatewayError`.
-        """
-        length = self._request.content_length if self._coding is None else None
-        if self._reservation is None:
-            await self.admit(length or 0)
-        self.invite()
-        body = await (self._read_growing(self._coding) if length is None else self._read_sized(length))
-        self._end_upload()
-        await self.take_slot()
-        return body
-
-    async def _read_sized(self, length: int) -> memoryview:
-        # np.empty does not touch the pages before they are filled; bytearray(n) would clear all of them at once
-        buffer: memoryview = np.empty(length, np.uint8).data
-        received = 0
-        async for chunk in self.chunks():
-            buffer[received : received + len(chunk)] = chunk
-            received += len(chunk)
-        if received != length:
-            raise GatewayError(
-                ErrorKind.MALFORMED_REQUEST, f"the body has {received} bytes, Content-Length is {length}"
-            )
-        return buffer
-
-    def _parse_coding(self) -> Coding | None:
+    def _find_coding(self) -> Coding | None:
         """The coding of the body. Raises `GatewayError` for one that is not supported (protocol 7)."""
         try:
             return parse_content_encoding(self._request.headers.joined("content-encoding"))
@@ -245,23 +203,30 @@ class ClientBody:
             accepted = [("Accept-Encoding", "gzip, deflate")]
             raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, str(error), headers=accepted) from error
 
-    async def _read_growing(self, coding: Coding | None) -> memoryview:
-        """Read a body whose length is not known, and inflate it if it has a *coding*."""
-        inflater = None if coding is None else Inflater(coding, self._max_bytes)
+    async def _read_growing(self, coding: Coding | None, *, is_admitted: bool) -> memoryview:
+        """Read a body as it arrives, and inflate it if it has a *coding*; its memory may be admitted already."""
         grown = bytearray()
         try:
-            async for chunk in self.limited_chunks():
-                pieces = iter((chunk,)) if inflater is None else inflater.feed(chunk)
-                while (piece := await self._pacer.next(pieces)) is not None:
+            async for piece in self._pieces(None if coding is None else Inflater(coding, self._max_bytes)):
+                if not is_admitted:
                     await self._take(len(piece), 0)
-                    grown += piece
-            if inflater is not None:
-                inflater.finish()
+                grown += piece
         except TooLargeError as error:
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, f"{error} (limits.request_body)") from error
         except CodecError as error:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, str(error)) from error
         return memoryview(grown)
+
+    async def _pieces(self, inflater: Inflater | None) -> AsyncIterator[bytes]:
+        async for chunk in self.limited_chunks():
+            if inflater is None:
+                yield chunk
+                continue
+            pieces = inflater.feed(chunk)
+            while (piece := await self._pacer.next(pieces)) is not None:
+                yield piece
+        if inflater is not None:
+            inflater.finish()
 
     async def limited_chunks(self) -> AsyncIterator[bytes]:
         """As `chunks`, but no more than `limits.request_body`. Raises `GatewayError` for more."""
@@ -313,14 +278,6 @@ class ClientBody:
             if self.at_end:
                 return
             await self._pacer.breathe()
-
-    def invite(self) -> None:
-        """Answer `Expect: 100-continue`, once, now that the body is welcome."""
-        self._connection.invite()
-
-
-def _nobody_waits() -> None:
-    """The `wake` of a claim that is decided at once."""
 
 
 def _plan_look(admission: Admission, loop: asyncio.AbstractEventLoop) -> None:

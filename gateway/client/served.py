@@ -71,15 +71,10 @@ class Served(Incoming):
         """Whether so much of the body has not come that the connection cannot serve another request."""
         return not self.has_arrived and (self.is_expecting or self.phase is not Phase.SIZED or self.left > DROP_BYTES)
 
-    def invite(self) -> None:
-        """Answer `Expect: 100-continue`, once, now that the body is welcome."""
-        if self.is_expecting and not self.has_arrived:
-            self.is_expecting = False
-            self.out.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
     async def read_more(self) -> bytes:
         """The bytes of the body that have arrived; waits if there are none. Empty at the end.
 
+        A client that waits for `100 Continue` gets it when its bytes are first waited for.
         Raises `GatewayError`, MALFORMED_REQUEST for a body that breaks HTTP and SLOW_CLIENT for one that comes too
         slowly (`limits.body_timeout`); `ConnectionError` if the client left.
         """
@@ -116,6 +111,9 @@ class Served(Incoming):
     async def _wait_for_more(self) -> None:
         client = self._client
         assert client is not None
+        if self.is_expecting:  # the body is welcome, or nobody would read it
+            self.is_expecting = False
+            self.out.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._upload.begin_waiting(client.time())
         self.waiter = Waiter(asyncio.get_running_loop())
         try:

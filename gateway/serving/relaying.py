@@ -296,7 +296,6 @@ async def _begin_upload(call: Call) -> bytes:
     """
     length = call.request.content_length
     await call.body.admit(UPLOAD_BYTES if length is None else min(length, UPLOAD_BYTES))
-    call.body.invite()
     first: bytes = await call.within_total(call.body.read_first(UPLOAD_BYTES), is_clients=True)
     return first
 

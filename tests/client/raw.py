@@ -173,8 +173,7 @@ async def serving(
 
 async def read_body(body: ClientBody) -> memoryview:
     """All of *body*, inflated."""
-    whole = body.read_arrived()
-    return await body.read_rest() if whole is None else whole
+    return await body.read()
 
 
 async def echo(request: ClientRequest, body: ClientBody, reply: Reply) -> None:

@@ -431,7 +431,7 @@ async def test_a_client_that_leaves_just_before_it_is_invited_is_recorded_once_a
         (connection,) = running.server.connections
         assert connection.transport is not None
         connection.transport.close()  # as the client's end does, before it cancels the handler
-        body.invite()
+        await read_body(body)
 
     async with serving(serve) as running, connect(running.url) as client:
         client.writer.write(b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")

@@ -65,7 +65,7 @@ async def test_a_relayed_answer_says_what_is_known_when_its_head_is_written() ->
     assert 50 <= times["first_byte"] <= times["upstream"] <= times["total"]
 
 
-async def test_refusals_say_it_too_and_bad_http_has_nothing_to_say() -> None:
+async def test_refusals_say_it_too_also_those_of_bad_http() -> None:
     async with lying(answering(b"{}")) as liar, running(liar.url, ON) as client:
         reply = await client.infer(b"")
         assert reply.status == 400
@@ -73,4 +73,4 @@ async def test_refusals_say_it_too_and_bad_http_has_nothing_to_say() -> None:
         async with wire(client.url) as sender:
             await sender.send(b"nonsense\r\n\r\n")
             bad = await sender.reply()
-        assert (bad.status, bad.values("Server-Timing")) == (400, [])
+        assert (bad.status, len(bad.values("Server-Timing"))) == (400, 1)

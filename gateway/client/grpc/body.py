@@ -76,8 +76,6 @@ class GrpcBody(ClientBody):
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "the call has no message")
         length = request.content_length = self.message.length
         assert length is not None
-        if self.message.is_compressed:
-            self._coding = self._parse_coding()
         if call is not None and length <= SMALL_BYTES and not self.message.is_compressed:
             message = memoryview(b"".join([chunk async for chunk in super().chunks()]))
         else:
@@ -117,7 +115,9 @@ class GrpcBody(ClientBody):
         if infer.is_of_sequence and self._before is not None:
             await asyncio.wait((self._before,))  # two connections to the server would not keep their order
 
-    def _parse_coding(self) -> Coding | None:
+    def _find_coding(self) -> Coding | None:
+        if not self.message.is_compressed:
+            return None
         encoding = self._encoding
         try:
             return parse_content_encoding(encoding)
@@ -151,6 +151,3 @@ class GrpcBody(ClientBody):
         """Reserve *n_bytes*, unless the message was admitted."""
         if self._reservation is None:
             await super().admit(n_bytes)
-
-    def invite(self) -> None:
-        """A client of gRPC waits for no invitation."""
