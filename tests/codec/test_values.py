@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec import DATATYPES
+from gateway.codec.dialects.description import TensorDescription
 from gateway.codec.dialects.output import Output
 from gateway.codec.json.arriving import ArrivingText
 from gateway.codec.values import SHORT_BYTES, shaped_value, short_value
@@ -25,7 +26,7 @@ from tests.codec.test_properties import PROFILE
 def test_short_value_is_what_a_sink_makes_of_it_or_left_to_the_sink(datatype: str, text: str) -> None:
     text = f"[{text}]"
     short = short_value(text.encode(), DATATYPES[datatype])
-    sink = Output("y", DATATYPES[datatype]).sink(b64_objects=False)
+    sink = Output(TensorDescription("y"), DATATYPES[datatype]).new_sink()
     try:
         for _ in ArrivingText.of_value(bytearray(text.encode())).pour(sink):
             pass

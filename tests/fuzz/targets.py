@@ -27,7 +27,7 @@ from gateway.codec import (
 from gateway.codec.compression import Coding, Inflater
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
-from gateway.codec.dialects.paths import AnswerForm, Node, find, steps_of, tree_of
+from gateway.codec.dialects.paths import AnswerForm, find, steps_of, tree_of
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
 from tests.fuzz import grpc_targets
@@ -259,7 +259,7 @@ def values_by_name(text: bytes, form: AnswerForm, description: ModelDescription)
     if form.paths is not None:
         document = json.loads(text)
         known = {tensor.name for tensor in description.outputs}  # a configuration has no paths of others
-        return {str(leaf.output): at_path(leaf, document) for leaf in form.paths.leaves() if leaf.output in known}
+        return {name: at_path(path, document) for name, path in form.paths.outputs.items() if name in known}
     value = [value for name, value in json.loads(text, object_pairs_hook=list_of_pairs) if name in form.members][-1]
     value = with_objects(value)
     rows = value if isinstance(value, list) else [value]
@@ -275,9 +275,9 @@ def values_by_name(text: bytes, form: AnswerForm, description: ModelDescription)
     return {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
 
 
-def at_path(leaf: Node, document: Any) -> Any:
-    """What is at the path of *leaf*, in all rows if it has some; None if nothing."""
-    before, every, inside = leaf.path.partition("[*]")
+def at_path(path: str, document: Any) -> Any:
+    """What is at *path*, in all rows if it has some; None if nothing."""
+    before, every, inside = path.partition("[*]")
     rows = find(steps_of(before), document)
     return [find(steps_of(f"${inside}"), row) for row in rows] if every and isinstance(rows, list) else rows
 

@@ -14,7 +14,7 @@ Values become bytes of their datatypes while their text passes by, also those of
 so they are proved, and get the shape of their nesting. These are printed again, flat, at the end. The other members of
 the answer are passed over.
 
-Not here: how the text is walked along the paths (`walk`), how a value is read (`outputs`), and what answers a request
+Not here: how the text is walked along the paths (`walk`), how a value is read (`output`), and what answers a request
 gets that is not sent.
 """
 
@@ -24,7 +24,6 @@ import orjson
 
 from gateway.codec.dialects.description import OCTETS_SUFFIX, ModelDescription
 from gateway.codec.dialects.output import Output
-from gateway.codec.dialects.outputs import Outputs
 from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.dialects.walk import Walk
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
@@ -66,8 +65,7 @@ class DialectAnswer:
         self._request_id = request_id
         self._selection = selection
         self._text = ArrivingText()
-        self._outputs = Outputs(description, selection, form, limits=limits, lists_all=lists_all)
-        self._walk = Walk(form, self._outputs, limits.max_header_bytes)
+        self._walk = Walk(form, description, selection, limits=limits, lists_all=lists_all)
         self._reading: Reading[None] | None = None
         """Begun when there is more than a short answer.
 
@@ -78,7 +76,7 @@ class DialectAnswer:
     @property
     def held_bytes(self) -> int:
         """What the answer takes so far: what is filled of the outputs, text that waits, and its other members."""
-        return self._outputs.held_bytes + self._walk.beside_bytes + self._reply_bytes
+        return self._walk.held_bytes + self._reply_bytes
 
     def feed(self, chunk: bytes) -> Generator[None, None, None]:
         """Take the next bytes of the JSON; yields after each step of work.
@@ -102,8 +100,10 @@ class DialectAnswer:
             self._text = ArrivingText.of_value(text.rstrip(SPACE))
         self._text.end()
         yield from self._read_on()
-        outputs = list(self._outputs.found.values())
+        outputs = list(self._walk.found.values())
         self._check(outputs)
+        for output in outputs:
+            yield from output.decode()
         return (yield from self._reply(outputs))
 
     def _check(self, outputs: list[Output]) -> None:
@@ -147,7 +147,8 @@ class DialectAnswer:
                 text.add(b",")
             if self._selection.is_binary(output.name):
                 text.add(entry_text(output, {"binary_data_size": output.n_bytes}))
-                binary.append(ReplyOutput(output.name, output.datatype, output.shape, {}, output.blobs()))
+                blobs = [memoryview(blob) for blob in output.blobs]
+                binary.append(ReplyOutput(output.name, output.datatype, output.shape, {}, blobs))
                 yield
             else:
                 yield from self._print(output, text)
@@ -156,7 +157,7 @@ class DialectAnswer:
 
     def _print(self, output: Output, text: ReplyText) -> Generator[None, None, None]:
         """Add an output that the client wants in JSON to *text*; its values go as they are printed."""
-        for piece in json_pieces(output, output.released(), self._form):
+        for piece in json_pieces(output, self._form):
             text.add(piece)
             self._reply_bytes += len(piece)
             yield
@@ -175,8 +176,8 @@ def entry_text(output: Output, parameters: Mapping[str, object]) -> bytes:
     return orjson.dumps({**entry, "parameters": parameters} if parameters else entry)
 
 
-def json_pieces(output: Output, blobs: list[memoryview], form: AnswerForm) -> Iterator[bytes]:
-    """An output that the client wants in JSON, with its values in *blobs*, from which each is taken when it is printed.
+def json_pieces(output: Output, form: AnswerForm) -> Iterator[bytes]:
+    """An output that the client wants in JSON, whose values go as they are printed.
 
     Raises `CodecError` for BYTES that are no text.
     """
@@ -185,8 +186,9 @@ def json_pieces(output: Output, blobs: list[memoryview], form: AnswerForm) -> It
     )
     yield entry_text(output, {"content_type": "base64"} if is_base64 else {})[:-1] + b',"data":['
     separator = b""
+    blobs, output.blobs, output.n_bytes = output.blobs, [], 0
     while blobs:
-        for piece in _pieces(output, blobs.pop(0), is_base64=is_base64):
+        for piece in _pieces(output, memoryview(blobs.pop(0)), is_base64=is_base64):
             yield separator + piece
             separator = b""
         separator = b","

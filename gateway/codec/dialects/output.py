@@ -1,21 +1,27 @@
 """One output of an answer in another dialect than V2: what the client is to get of it, and its values so far.
 
-Not here: where an answer has them, and how they are read (`outputs`).
+Not here: where an answer has them (`walk`).
 """
+
+from collections.abc import Generator
 
 from gateway.codec.dialects.description import TensorDescription
 from gateway.codec.inference import label_of, shape_text
+from gateway.codec.json.arriving import STEP, ArrivingText, Reading
+from gateway.codec.json.brackets import ARRAY, OBJECT
+from gateway.codec.json.members import excerpt
+from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import Datatype, Kind
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
-from gateway.codec.values import Value
+from gateway.codec.values import Value, short_value
 from gateway.errors import CodecError
 
-JOIN_BYTES = 64 * 1024
-"""Values that take less are joined, so that millions of rows are few buffers."""
-
 JOINED_BYTES = 1024 * 1024
-"""How much is joined in one buffer: what a `bytearray` copies at most when it grows."""
+"""Up to how many bytes values are joined, so that millions of rows are few buffers; growing may copy them all."""
+
+LINE_BREAKS = b"\r\n"
+"""What may stand in base64: Python's `encodebytes`, which MLflow writes it with, makes lines."""
 
 SETTING = "`models` in the backend's configuration"
 _MISSING_HINT = f", which is no string; `missing` of the output in {SETTING} can say what it becomes"
@@ -24,20 +30,29 @@ _MISSING_HINT = f", which is no string; `missing` of the output in {SETTING} can
 class Output:
     """An output that the client wants, and its values so far."""
 
-    def __init__(self, name: str, datatype: Datatype, described: TensorDescription | None = None) -> None:
-        """*described* is what else the model's description says of it."""
-        self.name = name
+    def __init__(
+        self, described: TensorDescription, datatype: Datatype, path: str = "", *, b64_objects: bool = False
+    ) -> None:
+        """*described* is what the model's description says of it, *path* where answers have it, if it has a path.
+
+        *b64_objects* is that of `AnswerForm`.
+        """
+        self.name = described.name
         self.datatype = datatype
-        self.described = described or TensorDescription(name)
+        self.is_base64 = datatype.kind is Kind.BYTES and described.encoding == "base64"
+        """Whether its elements are strings of base64."""
         self.nonfinite = 0
         self.shape: tuple[int, ...] = (0,)
-        self.row: bytes | Value | None = None
-        """The value in the row that is being read, or its text."""
         self.waiting = bytearray()
         """The texts of values that have not been read, each with a bracket or a comma before it."""
-        self._blobs: list[memoryview] = []
-        self._blob_bytes = 0
-        self._joined = bytearray()
+        self.blobs: list[memoryview | bytearray] = []
+        """All values on the wire that have been read, in pieces."""
+        self.n_bytes = 0
+        """Their size."""
+        self._described = described
+        self._path = path
+        self._b64_objects = b64_objects
+        self._sink: NumberSink | BytesSink | None = None
 
     @property
     def label(self) -> str:
@@ -45,35 +60,48 @@ class Output:
         return f"{label_of('output', self.name)} ({self.datatype.name})"
 
     @property
-    def is_base64(self) -> bool:
-        """Whether its elements are strings of base64."""
-        return self.datatype.kind is Kind.BYTES and self.described.encoding == "base64"
+    def held_bytes(self) -> int:
+        """What it takes so far."""
+        return self.n_bytes + len(self.waiting) + (self._sink.held_bytes if self._sink is not None else 0)
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
         """The shape; of an empty tensor with the dimensions that its lists cannot show, where they are described."""
-        inner = (self.described.shape or ())[len(self.shape) :]
+        inner = (self._described.shape or ())[len(self.shape) :]
         return (*self.shape, *inner) if 0 in self.shape and min(inner, default=0) >= 0 else self.shape
 
-    @property
-    def n_bytes(self) -> int:
-        """The size on the wire of all values that have been read."""
-        return self._blob_bytes + len(self._joined)
+    def read(self, text: ArrivingText) -> Reading[Value]:
+        """Read the value that comes next in *text*, nested data or a scalar."""
+        try:
+            if is_short(text):
+                value = short_value(bytes(text.buffer), self.datatype)
+                yield STEP
+                if value is not None:
+                    text.drop(len(text.buffer))
+                    return value
+            code = yield from text.first()
+            if code == OBJECT and not self._b64_objects:
+                raise CodecError(f"{self.label}: expected values, got {shown(text)}")
+            self._sink = sink = self.new_sink()
+            yield from (text.pour(sink) if code == ARRAY else text.pour_scalar(sink))
+        except CodecError as error:
+            raise self._at_path(error) from None
+        self._sink = None
+        shape = sink.shape if code == ARRAY else sink.shape[1:]
+        return Value(shape, sink.blobs(), sink.nonfinite if isinstance(sink, NumberSink) else 0)
 
-    @property
-    def held_bytes(self) -> int:
-        """What it takes so far."""
-        row = self.row.n_bytes if isinstance(self.row, Value) else 0
-        return self._blob_bytes + len(self._joined) + len(self.waiting) + row
-
-    def sink(self, *, b64_objects: bool) -> NumberSink | BytesSink:
-        """What reads a value of it."""
+    def new_sink(self) -> NumberSink | BytesSink:
+        """What reads a value that is not read at once."""
         label = f"{self.label}: from row {self.shape[0]} on" if self.shape[:1] > (0,) else self.label
-        if self.datatype.kind is Kind.BYTES:
-            missing = self.described.missing
-            becomes = _MISSING_HINT if missing is None else missing.encode()
-            return BytesSink(label, None, b64_objects=b64_objects, missing=becomes)
-        return NumberSink(label, self.datatype, None)
+        if self.datatype.kind is not Kind.BYTES:
+            return NumberSink(label, self.datatype, None)
+        missing = self._described.missing
+        becomes = _MISSING_HINT if missing is None else missing.encode()
+        return BytesSink(label, None, b64_objects=self._b64_objects, missing=becomes)
+
+    def _at_path(self, error: CodecError) -> CodecError:
+        """The *error* of a value, with the output's path."""
+        return CodecError(f"{error} (at {self._path})") if self._path else error
 
     def wait(self, texts: bytes) -> None:
         """Keep the *texts* of values, with commas between them, for later."""
@@ -84,8 +112,8 @@ class Output:
         """Make *value* the whole of the output."""
         self.shape = value.shape
         self.nonfinite = value.nonfinite
-        self._blobs = value.blobs
-        self._blob_bytes = value.n_bytes
+        self.blobs += value.blobs
+        self.n_bytes = value.n_bytes
 
     def append(self, value: Value) -> None:
         """Put the rows of *value* behind the others. Raises `CodecError` if they do not have the same shape."""
@@ -97,18 +125,27 @@ class Output:
             )
         self.shape = (self.shape[0] + rows, *row)
         self.nonfinite += value.nonfinite
+        self.n_bytes += value.n_bytes
         for blob in value.blobs:
-            if len(blob) < JOIN_BYTES:
-                self._joined += blob
+            last = self.blobs[-1] if self.blobs else b""
+            if isinstance(last, bytearray) and len(last) + len(blob) <= JOINED_BYTES:
+                last += blob
             else:
-                self._end_joined()
-                self._keep(blob)
-            if len(self._joined) >= JOINED_BYTES:
-                self._end_joined()
+                self.blobs.append(blob if len(blob) > JOINED_BYTES else bytearray(blob))
+
+    def decode(self) -> Generator[None, None, None]:
+        """Make octets of the elements, where these are strings of base64. Yields after each step of work."""
+        if self.is_base64:
+            try:
+                decoded = yield from from_base64([memoryview(blob) for blob in self.blobs], self.label, LINE_BREAKS)
+            except CodecError as error:
+                raise self._at_path(error) from None
+            self.blobs = [*decoded]
+            self.n_bytes = sum(map(len, decoded))
 
     def check_shape(self) -> None:
         """Raise `CodecError` unless the shape is the one of the model's description, where that says it."""
-        expected, shape = self.described.shape, self.whole_shape
+        expected, shape = self._described.shape, self.whole_shape
         if expected is None:
             return
         if len(shape) != len(expected) or any(size not in (-1, got) for size, got in zip(expected, shape, strict=True)):
@@ -116,21 +153,12 @@ class Output:
                 f"{self.label}: the answer has the shape {shape_text(shape)}, and {SETTING} says {shape_text(expected)}"
             )
 
-    def blobs(self) -> list[memoryview]:
-        """All values on the wire, in one or several pieces."""
-        self._end_joined()
-        return self._blobs or [memoryview(b"")]
 
-    def released(self) -> list[memoryview]:
-        """As `blobs`, which are no longer held here."""
-        blobs, self._blobs, self._blob_bytes = self.blobs(), [], 0
-        return blobs
+def is_short(text: ArrivingText) -> bool:
+    """Whether the value that comes next is there as a whole, and nothing else."""
+    return text.is_value and not text.consumed
 
-    def _end_joined(self) -> None:
-        if self._joined:
-            self._keep(memoryview(self._joined))
-            self._joined = bytearray()
 
-    def _keep(self, blob: memoryview) -> None:
-        self._blobs.append(blob)
-        self._blob_bytes += len(blob)
+def shown(text: ArrivingText) -> str:
+    """What comes next in *text*, for errors."""
+    return excerpt(bytes(text.buffer[:256])).strip()

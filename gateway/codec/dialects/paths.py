@@ -6,13 +6,14 @@ The paths of all outputs of a model are one tree, along which an answer is read 
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import msgspec
 
+from gateway.codec.json.brackets import ARRAY, OBJECT
 from gateway.errors import CodecError
 
 MAX_STEPS = 16
@@ -32,51 +33,24 @@ Step = str | int | None
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A value of an answer that paths lead to or through.
-
-    Only one of `output`, `members`, `items`, `row` and the two `has` is set.
-    """
+    """A value of an answer that paths lead to or through."""
 
     path: str
     """As in a configuration."""
     output: str | None = None
     """The name of the output that the value is."""
-    members: Mapping[str, "Node"] = {}
-    """Of an object, those that lead on."""
-    items: Mapping[int, "Node"] = {}
-    """Of a list, those that lead on."""
-    row: "Node | None" = None
-    """What each item of a list is; the values in all of them are the outputs' rows."""
+    code: int = 0
+    """The first byte that the value must have: that of an object or of a list; 0: any."""
+    inside: "Mapping[Step, Node]" = {}
+    """The values in it that lead on. Where that is every item of a list, they are the outputs' rows."""
+    outputs: Mapping[str, str] = {}
+    """All outputs that the value is or has in it, by name, with their paths."""
     has_outputs: bool = False
     """Whether it has all outputs, in a form that shows where each of them is."""
     has_names: bool = False
     """Whether it is an object each member of which is the output of that name."""
-    is_list: bool = False
-    """Whether the value of the output must be a list."""
     is_whole: bool = False
-    """Whether the list must have the `items` and no others."""
-
-    @property
-    def inside(self) -> "tuple[Node, ...]":
-        """The values in it that lead on."""
-        return (*self.members.values(), *self.items.values(), *((self.row,) if self.row is not None else ()))
-
-    def nodes(self) -> "Iterator[Node]":
-        """All values from here on."""
-        yield self
-        for inner in self.inside:
-            yield from inner.nodes()
-
-    def leaves(self) -> "Iterator[Node]":
-        """Those of `nodes` that are outputs."""
-        return (node for node in self.nodes() if node.output is not None)
-
-    def way_to(self, output: str) -> "tuple[Node, ...]":
-        """The values from here to the one that is *output*; none if it is not among them."""
-        if self.output == output:
-            return (self,)
-        ways = (inner.way_to(output) for inner in self.inside)
-        return next(((self, *way) for way in ways if way), ())
+    """Whether the list has the items in `inside` and no others."""
 
 
 def steps_of(path: str) -> list[Step]:
@@ -134,17 +108,19 @@ def _node(path: str, ways: list[tuple[str, list[Step]]]) -> Node:
     first = [steps[0] if steps else () for _, steps in ways]
     kinds = {type(step) for step in first}
     if len(ways) == 1 and first[0] in ((), None) and len(ways[0][1]) < 2:
-        return Node(path, output=ways[0][0], is_list=first[0] is None)
+        output = ways[0][0]
+        return Node(path, output, 0 if first[0] == () else ARRAY, outputs={output: path})
     if len(kinds) > 1 or () in first:
         names = ", ".join(f"`{output}`" for output, _ in ways)
         raise CodecError(f"the paths of the outputs {names} do not fit together: at {path} they want different values")
-    inner: dict[Any, list[tuple[str, list[Step]]]] = {}
+    behind: dict[Step, list[tuple[str, list[Step]]]] = {}
     for output, steps in ways:
-        inner.setdefault(steps[0], []).append((output, steps[1:]))
-    nodes = {step: _node(path + _text(step), those) for step, those in inner.items()}
-    if None in nodes:
-        return Node(path, row=nodes[None])
-    return Node(path, items=nodes) if int in kinds else Node(path, members=nodes)
+        behind.setdefault(steps[0], []).append((output, steps[1:]))
+    inside = {step: _node(path + _text(step), those) for step, those in behind.items()}
+    outputs: dict[str, str] = {}
+    for node in inside.values():
+        outputs |= node.outputs
+    return Node(path, None, OBJECT if str in kinds else ARRAY, inside, outputs)
 
 
 def _text(step: Step) -> str:
@@ -193,4 +169,4 @@ class AnswerForm:
 
 @cache  # each dialect has its own
 def _members_with_all(names: tuple[str, ...]) -> Node:
-    return Node("$", members={name: Node(f"$.{name}", has_outputs=True) for name in names})
+    return Node("$", code=OBJECT, inside={name: Node(f"$.{name}", has_outputs=True) for name in names})

@@ -1,115 +1,157 @@
 """The walk through an answer in another dialect than V2: along the paths of its outputs, while its text arrives.
 
+A value is nested data, whose shape is that of its nesting, or a scalar. In rows, each output has one value in each
+row; together these are one tensor. Most of them are short, so their texts wait until there are many, and are read as
+one array. The memory that waiting takes is bounded for all outputs together: with a thousand outputs, a sink that waits
+for a piece of its own for each of them would hold more text than the tensors.
+
 What is on no path is passed over; of the members beside the outputs those that say an error are kept. Of two members
 with one name the last wins (protocol 1.6): whenever a value on a path begins, all that stood there before is forgotten.
-Not here: what paths are (`paths`), how values are read (`outputs`), and the reply (`answer`).
+Not here: what paths are (`paths`), what an output is made of (`output`), and the reply (`answer`).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
-from gateway.codec.dialects.description import MAX_NAMED
-from gateway.codec.dialects.output import SETTING
-from gateway.codec.dialects.outputs import Columns, Outputs, Rows, is_short, shown
-from gateway.codec.dialects.paths import AnswerForm, Node
-from gateway.codec.inference import MAX_NAME, label_of
+from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
+from gateway.codec.dialects.output import SETTING, Output, is_short, shown
+from gateway.codec.dialects.paths import AnswerForm, Node, Step
+from gateway.codec.inference import MAX_NAME, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members
 from gateway.codec.json.brackets import ARRAY, END_ARRAY, OBJECT, QUOTE
 from gateway.codec.json.member_finder import is_key
-from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, parse_object, parse_objects
+from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, parse_objects
 from gateway.codec.json.sinks import TextSink
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
+from gateway.codec.values import Value
 from gateway.errors import CodecError, TooLargeError
 
-_BY_NAME = Node("", has_names=True)
-_ROWS_BY_NAME = Node("", row=_BY_NAME)
+WAITING_BYTES = 1024 * 1024
+"""How much text of rows may wait, of all outputs together, before it is read."""
 
+Columns = tuple[int, dict[str, list[bytes]]]
+"""Some short rows: how many, and the texts of each output in them."""
 
-Target = Outputs | Rows
-"""What gets the values of outputs: all outputs of the answer, or one row of some."""
+_BY_NAME = Node("", code=OBJECT, has_names=True)
+_ROWS_BY_NAME = Node("", code=ARRAY, inside={None: _BY_NAME})
 
 
 class Walk:
     """One walk through an answer."""
 
-    def __init__(self, form: AnswerForm, outputs: Outputs, max_bytes: int) -> None:
-        """*outputs* read the values; *max_bytes* bound the JSON beside them."""
-        self.beside_bytes = 0
-        """How much JSON beside the outputs there was."""
+    def __init__(
+        self,
+        form: AnswerForm,
+        description: ModelDescription,
+        selection: OutputSelection,
+        *,
+        limits: HeaderLimits,
+        lists_all: bool,
+    ) -> None:
+        """The arguments are those of `DialectAnswer`."""
+        self.found: dict[str, Output] = {}
+        """The outputs that the client wants, by name, in the order in which they come."""
         self._form = form
-        self._outputs = outputs
-        self._max_bytes = max_bytes
+        self._described = {tensor.name: tensor for tensor in description.outputs}
+        self._has_order = description.has_output_order
+        self._selection = selection
+        self._limits = limits
+        self._lists_all = lists_all
+        self._beside_bytes = 0
         self._words: Members = {}
         self._with_outputs: Node | None = None  # the last member that had all outputs
-        self._rows: Rows | None = None
-        # what was found on the way to outputs, by path: names of members, or words
-        self._there: dict[str, dict[str, None] | str] = {}
+        self._lacking: dict[str, str] = {}  # why there is nothing at the path of an output
+        # where rows are read: their outputs, how many rows there were, and the values, or their texts, of this one
+        self._columns: dict[str, Output] = {}
+        self._n_rows = 0
+        self._row: dict[str, bytes | Value] | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What the answer takes so far: what is filled of the outputs, text that waits, and its other members."""
+        row_bytes = sum(value.n_bytes for value in (self._row or {}).values() if isinstance(value, Value))
+        return sum(output.held_bytes for output in self.found.values()) + row_bytes + self._beside_bytes
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much text of rows waits."""
+        return sum(len(output.waiting) for output in self._columns.values())
 
     def read(self, text: ArrivingText) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
         code = yield from text.first()
         if self._form.members and code != OBJECT:
             raise CodecError(f"expected a JSON object, got {shown(text)}")
-        yield from self._value(self._form.tree, text, self._outputs)
+        yield from self._value(self._form.tree, text)
         if self._form.members and self._with_outputs is None:
             wanted = " or ".join(f"`{name}`" for name in self._form.members)
             raise CodecError(f"no {wanted}{self._error()}")
 
     def lacking(self, output: str) -> str:
         """Why there was nothing at the path of *output*; empty if it has none of its own."""
-        way = self._form.tree.way_to(output)
-        if not way:
-            return ""
-        deepest = next(node.path for node in reversed(way) if node.path in self._there)
-        there = self._there[deepest]
-        if not isinstance(there, str):
-            listed = ", ".join(repr(name[:MAX_NAME]) for name in there)
-            there = f"has the members {listed}" if there else "has no members"
-        return f"nothing at {way[-1].path}; {deepest} {there}{self._error()}"
+        return f"{self._lacking[output]}{self._error()}" if output in self._lacking else ""
 
     def _error(self) -> str:
         """What the answer says of an error."""
         words = words_of(self._words)
         return f", but an error: {shortened(words)}" if words else ""
 
-    def _value(self, node: Node, text: ArrivingText, target: Target) -> Reading[None]:
-        """Read the value that comes next in *text*; what of it is an output goes to *target*."""
-        self._forget(node, target)
+    def _value(self, node: Node, text: ArrivingText) -> Reading[None]:
+        """Read the value that comes next in *text*, and the outputs in it."""
+        for name in node.outputs:  # there is one already if a member comes a second time
+            (self.found if self._row is None else self._row).pop(name, None)
         code = yield from text.first()
         if node.has_outputs:
             self._with_outputs = node
-            self._outputs.found.clear()
+            self.found.clear()
             node = yield from self._node_of_all(text)
-        if node.output is not None and (code == ARRAY or not node.is_list):
-            yield from target.put(node.output, text)
-        elif (node.members or node.has_names) and code == OBJECT:
-            self._there[node.path] = {}
-            members = _whole(text)
-            if members is not None:
-                yield from self._short(node, members.items(), target)
-                return
-            yield from read_members(
-                text,
-                lambda members: self._short(node, members.items(), target),
-                lambda name: self._long(node, name, text, target),
-            )
-        elif node.items and code == ARRAY:
-            yield from self._items(node, text, target)
-        elif node.row is not None and code == ARRAY:
-            self._there[node.path] = "is a list"
-            yield from self._read_rows(node.row, text)
-        else:
+        if node.code not in (0, code):
             yield from self._pass_other(node, text)
+        elif node.output is not None:
+            yield from self._put(node, text)
+        elif node.code == OBJECT:
+            yield from self._members(node, text)
+        elif None in node.inside:
+            yield from self._rows(node.inside[None], text)
+        else:
+            yield from self._items(node, text)
 
-    def _forget(self, node: Node, target: Target) -> None:
-        """Let go of what a value at *node* has shown before; there is one if a member comes a second time."""
-        if node.output is not None:
-            target.forget(node.output)
-        elif node.path in self._there:
-            for each in node.nodes():
-                self._there.pop(each.path, None)
-                if each.output is not None:
-                    target.forget(each.output)
+    # Outputs
+
+    def _put(self, node: Node, text: ArrivingText) -> Reading[None]:
+        """Take the value of the output at *node*: all of it, or that in a row."""
+        output = self._output(node)
+        if output is None:
+            yield from text.pour(TextSink(label_of("output", str(node.output)), None))
+        elif self._row is None:
+            output.take((yield from output.read(text)))
+        elif is_short(text):
+            self._row[output.name] = bytes(text.buffer)
+            yield STEP
+        else:
+            self._row[output.name] = yield from output.read(text)
+
+    def _output(self, node: Node) -> Output | None:
+        """The output at *node*, a new one outside of rows; None if the client does not want it. Raises `CodecError`."""
+        name = str(node.output)
+        if name in self._columns:
+            return self._columns[name]
+        described = self._described.get(name)
+        if not self._selection.is_wanted(name) or (described is None and not self._lists_all):
+            return None
+        if self._n_rows:
+            raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
+        if described is None or described.datatype is None:
+            raise CodecError(f"{label_of('output', name)}: its datatype is not known; {SETTING} can say it")
+        self.found[name] = output = Output(described, described.datatype, node.path, b64_objects=self._form.b64_objects)
+        if len(self.found) > self._limits.max_tensors:
+            raise CodecError(
+                f"more than {self._limits.max_tensors} outputs, which is the most that `limits.tensors` allows"
+            )
+        if self._row is not None:
+            self._columns[name] = output
+        return output
 
     def _node_of_all(self, text: ArrivingText) -> Reading[Node]:
         """How the value that comes next has all outputs. Raises `CodecError` if it does not show where they are."""
@@ -119,43 +161,83 @@ class Walk:
         inside = (yield from text.first(1)) if code == ARRAY else 0
         if inside == OBJECT and not (yield from self._is_b64_object(text, 1)):
             return _ROWS_BY_NAME
-        names = self._outputs.names
+        names = list(self._described)
         if len(names) == 1:
-            return Node("", output=names[0])
-        in_order = Node("", items={index: Node("", output=name) for index, name in enumerate(names)}, is_whole=True)
+            return _named(names[0])
+        items: dict[Step, Node] = {index: _named(name) for index, name in enumerate(names)}
+        in_order = Node("", None, ARRAY, items, dict.fromkeys(names, ""), is_whole=True)
+        in_rows = Node("", None, ARRAY, {None: in_order}, is_whole=True)
         yield STEP
         if inside == END_ARRAY:  # no rows at all are those of every output
-            return Node("", row=in_order)
+            return in_rows
         if not names:
             raise CodecError(f"an output without a name; {SETTING} can give it one")
-        if not self._outputs.has_order:
+        if not self._has_order:
             raise CodecError(
                 f"an output without a name, but the model has {len(names)} ({self._listed()}); {SETTING} can list all "
                 "of them in the order of the server's answers"
             )
-        return Node("", row=in_order) if self._form.in_rows else in_order
+        return in_rows if self._form.in_rows else in_order
 
     def _is_b64_object(self, text: ArrivingText, at: int) -> Reading[bool]:
         """Whether the object that begins at *at* is an element of BYTES, and not values by name."""
-        if not self._form.b64_objects or self._outputs.is_known("b64") or (yield from text.first(at + 1)) != QUOTE:
+        if not self._form.b64_objects or "b64" in self._described or (yield from text.first(at + 1)) != QUOTE:
             return False
         return is_key((yield from text.string(at + 1)), b'"b64"')
 
     def _no_list(self, got: str) -> CodecError:
         """What to raise where outputs without names are not in a list."""
-        where = "" if not self._form.in_rows else f"row {self._rows.n_rows}: " if self._rows else "each row: "
-        n_outputs = len(self._outputs.names)
+        where = "" if not self._form.in_rows else f"row {self._n_rows}: " if self._row is not None else "each row: "
         return CodecError(
-            f"{where}expected a list with {n_outputs} values, one for each output ({self._listed()}), got {got}"
+            f"{where}expected a list with {len(self._described)} values, one for each output ({self._listed()}), "
+            f"got {got}"
         )
 
     def _listed(self) -> str:
-        return ", ".join(map(repr, self._outputs.names[:MAX_NAMED]))
+        return ", ".join(map(repr, list(self._described)[:MAX_NAMED]))
 
-    def _short(self, node: Node, values: Iterable[tuple[str | int, bytes]], target: Target) -> Reading[None]:
+    # Objects and lists
+
+    def _members(self, node: Node, text: ArrivingText) -> Reading[None]:
+        """Read an object of which some members are on paths."""
+        there: dict[str | int, None] = {}
+        yield from read_members(
+            text,
+            lambda members: self._short(node, members.items(), there),
+            lambda name: self._long(node, name, text, there),
+        )
+        listed = ", ".join(repr(str(name)[:MAX_NAME]) for name in list(there)[:MAX_NAMED])
+        self._note(node, f"has the members {listed}" if there else "has no members", there)
+
+    def _items(self, node: Node, text: ArrivingText) -> Reading[None]:
+        """Read a list of which some items are on paths."""
+        count = 0
+        there: dict[str | int, None] = {}
+
+        def read_values(values: list[bytes]) -> "Reading[None]":
+            nonlocal count
+            yield from self._short(node, enumerate(values, count), there)
+            count += len(values)
+
+        def read_value() -> "Reading[None]":
+            nonlocal count
+            name = node.inside[count].output if count in node.inside else None
+            item = ItemText(text, f"item {count} of {node.path}" if name is None else label_of("output", name))
+            yield from self._long(node, count, item, there)
+            item.check_read()
+            count += 1
+
+        yield from read_items(text, parse_list, read_values, read_value)
+        if node.is_whole and count < len(node.inside):
+            raise self._no_list(str(count))
+        self._note(node, f"is a list of {count}", there)
+
+    def _short(
+        self, node: Node, values: Iterable[tuple[str | int, bytes]], there: dict[str | int, None]
+    ) -> Reading[None]:
         """Read short *values* in an object or a list, by their names or indexes."""
         for key, value in values:
-            inner = self._on_path(node, key)
+            inner = self._on_path(node, key, there)
             if inner is None:
                 self._count(len(value) + (len(key) if isinstance(key, str) else 0))
                 if key in WORD_MEMBERS:
@@ -163,92 +245,133 @@ class Walk:
             elif inner.has_outputs and value == b"null":  # which is the same as none
                 self._with_outputs = None if self._with_outputs is inner else self._with_outputs
             else:
-                yield from self._value(inner, ArrivingText.of_value(bytearray(value)), target)
+                yield from self._value(inner, ArrivingText.of_value(bytearray(value)))
 
-    def _long(self, node: Node, key: str | int, text: ArrivingText, target: Target) -> Reading[None]:
+    def _long(self, node: Node, key: str | int, text: ArrivingText, there: dict[str | int, None]) -> Reading[None]:
         """Read the long value that comes next, in an object or a list."""
-        inner = self._on_path(node, key)
+        inner = self._on_path(node, key, there)
         if inner is not None:
-            yield from self._value(inner, text, target)
+            yield from self._value(inner, text)
         elif isinstance(key, int):
             yield from self._pass(text, node.path)
         else:
             self._count(len(key))
-            words: list[bytes] | None = [] if key in WORD_MEMBERS and self._rows is None else None
+            words: list[bytes] | None = [] if key in WORD_MEMBERS and self._row is None else None
             yield from self._pass(text, excerpt(key.encode()), words)
             if words is not None:
                 self._words[key] = b"".join(words)
 
-    def _on_path(self, node: Node, key: str | int) -> Node | None:
-        """The member or item *key* of an object or a list, if it leads on."""
-        if isinstance(key, int):
-            if node.is_whole and key not in node.items:
-                raise self._no_list("more")
-            return node.items.get(key)
+    def _on_path(self, node: Node, key: str | int, there: dict[str | int, None]) -> Node | None:
+        """The member or item *key* of an object or a list, if it leads on; what may be named in errors gets *there*."""
         if node.has_names:
-            return Node("", output=key)
-        there = self._there[node.path]
-        if isinstance(there, dict) and len(there) < MAX_NAMED:
+            return _named(str(key))
+        inner = node.inside.get(key)
+        if inner is None and node.is_whole:
+            raise self._no_list("more")
+        if inner is not None or len(there) < MAX_NAMED:
             there[key] = None
-        return node.members.get(key)
+        return inner
 
-    def _items(self, node: Node, text: ArrivingText, target: Target) -> Reading[None]:
-        """Read a list of which some items are on paths."""
-        count = 0
+    def _note(self, node: Node, words: str, there: Collection[str | int] = ()) -> None:
+        """Remember that *words* say why outputs in *node* are not found, but for those behind what is *there*."""
+        found = {name for key in there if key in node.inside for name in node.inside[key].outputs}
+        for name in node.outputs.keys() - found:
+            self._lacking[name] = f"nothing at {node.outputs[name]}; {node.path} {words}"
 
-        def read_values(values: list[bytes]) -> "Reading[None]":
-            nonlocal count
-            yield from self._short(node, enumerate(values, count), target)
-            count += len(values)
+    # Rows
 
-        def read_value() -> "Reading[None]":
-            nonlocal count
-            name = node.items[count].output if count in node.items else None
-            item = ItemText(text, f"item {count} of {node.path}" if name is None else label_of("output", name))
-            yield from self._long(node, count, item, target)
-            item.check_read()
-            count += 1
-
-        yield from read_items(text, parse_list, read_values, read_value)
-        self._there[node.path] = f"is a list of {count}"
-        if node.is_whole and count < len(node.items):
-            raise self._no_list(str(count))
-
-    def _read_rows(self, row: Node, text: ArrivingText) -> Reading[None]:
+    def _rows(self, row: Node, text: ArrivingText) -> Reading[None]:
         """Read a list whose items are rows of all outputs whose paths go through *row*."""
-        names = None if row.has_names else [leaf.output for leaf in row.leaves() if leaf.output is not None]
-        self._rows = rows = Rows(self._outputs, names, self._lacking_in_row)
+        self._columns, self._n_rows, self._row = {}, 0, {}
+        for name, path in row.outputs.items():
+            self._output(Node(path, output=name))
         yield STEP
 
         def parse(window: bytes) -> list[Columns]:
-            if window == b"[]":  # the next row is a long one
-                return []
-            if row.has_names:
-                return [rows.columns_by_name(parse_objects(window))]
-            return [_columns(row, window, rows.names)]
+            return [] if window == b"[]" else [self._texts(row, window)]  # the next row is a long one
 
-        def read_row() -> "Reading[None]":
-            if row.has_names and (yield from text.first()) != OBJECT:
-                raise CodecError(f"expected an object, got {shown(text)}")
-            yield from self._value(row, text, rows)
-            yield from rows.end_row()
+        def read_run(runs: list[Columns]) -> Reading[None]:
+            for n_rows, texts in runs:
+                for name, output in self._columns.items():
+                    output.wait(b",".join(texts[name]))
+                self._n_rows += n_rows
+            yield from self._convert(self._columns.values(), WAITING_BYTES)
 
-        yield from read_items(text, parse, rows.add, read_row)
-        yield from rows.finish()
-        self._rows = None
+        yield from read_items(text, parse, read_run, lambda: self._long_row(row, text))
+        yield from self._convert(self._columns.values())
+        self._columns, self._n_rows, self._row = {}, 0, None
 
-    def _lacking_in_row(self, output: str, row: int) -> str:
-        why = self.lacking(output)
-        return f"row {row}: {why}" if why else f"row {row} does not have it"
+    def _texts(self, row: Node, window: bytes) -> Columns:
+        """The texts of the outputs in the rows of a *window*, which is an array of them.
+
+        Raises `CodecError` for rows that are not all alike: which one it is, and what it has, is told where it is read
+        alone.
+        """
+        items: list[Any] = parse_lists(window) if row.code == ARRAY else parse_objects(window)
+        if row.is_whole and any(len(item) != len(row.inside) for item in items):
+            raise CodecError("a row of another length")
+        columns: dict[str, list[bytes]] = {}
+        for key, inner in self._leading(row, items).items():
+            try:
+                values = [item[key] for item in items]
+            except LookupError:
+                raise CodecError("a row without a value") from None
+            if inner.output is not None:
+                columns[inner.output] = values
+            else:
+                columns.update(self._texts(inner, b"[%b]" % b",".join(values))[1])
+        return len(items), columns
+
+    def _leading(self, row: Node, items: list[Any]) -> "Mapping[Step, Node]":
+        """What in each of the rows *items* leads to outputs that the client wants."""
+        inside = row.inside
+        if row.has_names:
+            names = dict.fromkeys(chain(self._columns, *items))
+            if not self._n_rows and len(names) > len(items[0]):
+                raise CodecError("a row with more values")
+            inside = {name: _named(name) for name in names}
+            for inner in inside.values():
+                self._output(inner)
+        return {key: inner for key, inner in inside.items() if not self._columns.keys().isdisjoint(inner.outputs)}
+
+    def _long_row(self, row: Node, text: ArrivingText) -> Reading[None]:
+        """Read one row by itself."""
+        values: dict[str, bytes | Value] = {}
+        self._row = values
+        yield from self._value(row, text)
+        for name, output in self._columns.items():
+            value = values.pop(name, None)
+            if value is None:
+                why = self.lacking(name)
+                raise CodecError(f"{output.label}: row {self._n_rows}{':' if why else ''} {why or 'does not have it'}")
+            if isinstance(value, bytes):
+                output.wait(value)
+            else:
+                yield from self._convert([output])
+                output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
+        self._n_rows += 1
+        yield from self._convert(self._columns.values(), WAITING_BYTES)
+
+    def _convert(self, outputs: Iterable[Output], least_bytes: int = 1) -> Reading[None]:
+        """Read the texts of *outputs* that wait, each output's as one array, if all together are *least_bytes*."""
+        if self.waiting_bytes < least_bytes:
+            return
+        for output in outputs:
+            if output.waiting:
+                waiting, output.waiting = output.waiting, bytearray()
+                waiting += b"]"
+                output.append((yield from output.read(ArrivingText.of_value(waiting))))
 
     # What is on no path
 
     def _pass_other(self, node: Node, text: ArrivingText) -> Reading[None]:
         """Pass over a value that is not what leads on at *node*."""
         there = shown(text)
-        if node.is_whole or (node.row is not None and node.row.is_whole):
-            raise self._no_list(f"{there} in place of all rows" if node.row is not None else there)
-        self._there[node.path] = f"is {there}"
+        if node.is_whole:
+            raise self._no_list(f"{there} in place of all rows" if None in node.inside else there)
+        if node.has_names:
+            raise CodecError(f"expected an object, got {there}")
+        self._note(node, f"is {there}")
         yield from self._pass(text, node.path)
 
     def _pass(self, text: ArrivingText, label: str, kept: list[bytes] | None = None) -> Reading[None]:
@@ -260,47 +383,16 @@ class Walk:
             yield state
 
     def _count(self, n_bytes: int) -> None:
-        if self._rows is not None:  # where there is as much beside the outputs as there are rows
+        if self._row is not None:  # where there is as much beside the outputs as there are rows
             return
-        self.beside_bytes += n_bytes
-        if self.beside_bytes > self._max_bytes:
+        self._beside_bytes += n_bytes
+        if self._beside_bytes > self._limits.max_header_bytes:
             raise TooLargeError(
-                f"the JSON beside the outputs is longer than {self._max_bytes} bytes, "
+                f"the JSON beside the outputs is longer than {self._limits.max_header_bytes} bytes, "
                 "which is the most that `limits.header` allows"
             )
 
 
-def _columns(node: Node, window: bytes, names: Collection[str | None]) -> Columns:
-    """The texts of the outputs called *names* in the rows of a *window*, which is an array of them.
-
-    Raises `CodecError` for rows that are not all alike: which one it is, and what it has, is told where it is read
-    alone.
-    """
-    items: list[Any] = parse_lists(window) if node.items else parse_objects(window)
-    if node.is_whole and any(len(item) != len(node.items) for item in items):
-        raise CodecError("a row of another length")
-    columns: dict[str, list[bytes]] = {}
-    for key, inner in (node.items or node.members).items():
-        if not any(leaf.output in names for leaf in inner.leaves()):
-            continue
-        try:
-            values = [item[key] for item in items]
-        except LookupError:
-            raise CodecError("a row without a value") from None
-        if inner.output is not None:
-            columns[inner.output] = values
-        else:
-            columns.update(_columns(inner, b"[%b]" % b",".join(values), names)[1])
-    return len(items), columns
-
-
-def _whole(text: ArrivingText) -> Members | None:
-    """The members of the object that comes next, if nothing else does; None if it is to be looked at more closely."""
-    if not is_short(text):
-        return None
-    try:
-        members = parse_object(bytes(text.buffer))
-    except CodecError:
-        return None
-    text.drop(len(text.buffer))
-    return members
+def _named(output: str) -> Node:
+    """A value that is an *output* without a path of its own."""
+    return Node("", output, outputs={output: ""})

@@ -17,7 +17,7 @@ from msgspec import structs
 from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
-from gateway.codec.dialects.output import JOIN_BYTES
+from gateway.codec.dialects.output import JOINED_BYTES
 from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError, TooLargeError
@@ -659,7 +659,7 @@ def test_many_tiny_rows_are_few_buffers() -> None:
     found = tensors_of(reply)
     assert found["n"] == ("INT64", [count], np.arange(count, dtype="<i8").tobytes())
     assert found["y"] == ("FP32", [count], fp32(0.5) * count)
-    assert len(reply.blobs) <= 2 + 2 * sum(map(len, reply.blobs)) / JOIN_BYTES
+    assert len(reply.blobs) <= 2 + 2 * sum(map(len, reply.blobs)) / JOINED_BYTES
 
 
 def printed(value: Any, dice: random.Random) -> Any:

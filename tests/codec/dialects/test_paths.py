@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.codec.dialects.paths import MAX_INDEX, MAX_STEPS, Node, find, steps_of, tree_of
+from gateway.codec.json.brackets import ARRAY, OBJECT
 from gateway.errors import CodecError
 
 
@@ -69,17 +70,17 @@ def test_limits_of_a_path_are_said(path: str, words: str) -> None:
 
 def test_paths_make_a_tree_whose_leaves_are_the_outputs() -> None:
     tree = tree_of({"a": "$.r.a", "b": "$.r['b c']", "c": "$.rows[*].c", "d": "$.rows[*].x[1]", "e": "$.list[*]"})
-    assert sorted(tree.members) == ["list", "r", "rows"]
-    assert [(leaf.output, leaf.path) for leaf in tree.leaves()] == [
-        ("a", "$.r.a"),
-        ("b", "$.r['b c']"),
-        ("c", "$.rows[*].c"),
-        ("d", "$.rows[*].x[1]"),
-        ("e", "$.list"),
-    ]
-    assert tree.members["list"].is_list
-    assert tree_of({"y": "$"}) == Node("$", output="y")
-    assert tree_of({"y": "$[*]"}) == Node("$", output="y", is_list=True)
+    assert list(tree.inside) == ["r", "rows", "list"]
+    assert tree.outputs == {
+        "a": "$.r.a",
+        "b": "$.r['b c']",
+        "c": "$.rows[*].c",
+        "d": "$.rows[*].x[1]",
+        "e": "$.list",
+    }
+    assert [tree.code, tree.inside["rows"].code, tree.inside["list"].code] == [OBJECT, ARRAY, ARRAY]
+    assert tree_of({"y": "$"}) == Node("$", "y", outputs={"y": "$"})
+    assert tree_of({"y": "$[*]"}) == Node("$", "y", ARRAY, outputs={"y": "$"})
 
 
 @pytest.mark.parametrize(

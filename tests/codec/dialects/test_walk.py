@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gateway.codec import DATATYPES, HeaderLimits, ModelDescription, OutputSelection, TensorDescription
-from gateway.codec.dialects.outputs import WAITING_BYTES
 from gateway.codec.dialects.paths import AnswerForm, tree_of
+from gateway.codec.dialects.walk import WAITING_BYTES
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.dialects.driving import read_answer
 from tests.codec.walk import LIMITS

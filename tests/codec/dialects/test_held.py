@@ -10,8 +10,8 @@ import pytest
 from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
-from gateway.codec.dialects.outputs import WAITING_BYTES
 from gateway.codec.dialects.paths import AnswerForm
+from gateway.codec.dialects.walk import WAITING_BYTES
 from gateway.codec.json.items import RUN_BYTES
 from tests.codec.v2.test_header_steps import check_steps
 from tests.codec.walk import cut
@@ -98,7 +98,7 @@ def test_memory_is_the_tensors_and_a_bounded_text(text: bytes, names: dict[str, 
         for chunk in chunks:
             for _ in answer.feed(chunk):
                 pass
-            most_waiting = max(most_waiting, answer._outputs.waiting_bytes)
+            most_waiting = max(most_waiting, answer._walk.waiting_bytes)
         reply = run(answer.finish())
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -128,12 +128,12 @@ def test_nothing_of_a_finished_or_an_abandoned_answer_waits_for_the_garbage_coll
             answer = answer_for(described(names), text.encode())
             for _ in answer.feed(text.encode()):
                 pass
-            outputs = weakref.ref(answer._outputs)
+            walk = weakref.ref(answer._walk)
             if text.endswith("}"):
                 run(answer.finish())
-            assert outputs() is not None
+            assert walk() is not None
             del answer
-            assert outputs() is None, text
+            assert walk() is None, text
     finally:
         gc.enable()
 
