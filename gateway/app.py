@@ -168,10 +168,10 @@ class DataPlane:
         return [self.server.tls, *(upstream.tls for upstream in self._upstreams)]
 
     async def _expect(self) -> None:
-        """Announce all clients, routes and backends to the counting, so that their metrics exist and begin at 0."""
+        """Announce what is configured and found to the counting, so that its metrics exist and begin at 0."""
         plan = self.gateway.serving.plan
-        self.counting.expect_clients(plan.access.names)
-        for _ in self.counting.expect(plan.router.names, plan.backends):
+        endpoints = [(each.name, state.url) for each in self._upstreams for state in each.endpoints.states]
+        for _ in self.counting.expect(plan.router.names, plan.backends, endpoints, plan.access.names):
             await asyncio.sleep(0)
         self.count()
 
@@ -182,13 +182,11 @@ class DataPlane:
             expected = loop.time() + SAMPLE_S
             await asyncio.sleep(SAMPLE_S)
             self.counting.note_lag(max(0.0, loop.time() - expected))
-            self.count()
+            await self._expect()
 
     def count(self) -> None:
         """Count and deliver what has happened up to now."""
         self.counting.note_connections(self.server.refused_connections, self.server.slow_connections)
-        upstreams = self._upstreams
-        self.counting.expect_endpoints((each.name, state.url) for each in upstreams for state in each.endpoints.states)
         self.counting.add_up()
 
     @property

@@ -27,7 +27,7 @@ from gateway.doctor import TLS_OPTIONS, Given, examine
 from gateway.errors import ConfigError
 from gateway.plan import who_answers
 from gateway.process import ports
-from gateway.process.application import Application
+from gateway.process.application import Application, Running
 from gateway.process.reload import Reloader
 from gateway.process.supervisor import Supervisor
 from gateway.process.systemd import Notifier
@@ -329,7 +329,7 @@ async def _serve_until_stopped(
     # a hangup from now on waits until it can be served; an earlier one was blocked until now, see `__main__`
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    application = await (Application if config.workers == 1 else Supervisor).start(config)
+    application: Running = await (Application if config.workers == 1 else Supervisor).start(config)
     look = FirstLook(application.name)
     try:
         settle()
@@ -341,7 +341,8 @@ async def _serve_until_stopped(
         notifier.start_watchdog(application.stalled)
         if not options.no_first_look:
             look.look_at(config)
-        reloader.start(application, watch=options.watch, on_taken=None if options.no_first_look else look.look_at)
+        looking = {} if options.no_first_look else {"on_taken": look.look_at}
+        reloader.start(application.replace, application.metrics, watch=options.watch, **looking)
         await stopped.wait()
         await reloader.stop()
         notifier.stopping()
@@ -353,7 +354,7 @@ async def _serve_until_stopped(
         notifier.stop()
 
 
-async def _drain(application: Application | Supervisor) -> int:
+async def _drain(application: Running) -> int:
     """Let requests in flight finish, unless a (second) SIGINT comes, and return the exit code."""
     draining = asyncio.ensure_future(application.drain())
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, draining.cancel)

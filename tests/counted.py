@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from gateway.telemetry import metrics
@@ -15,20 +16,14 @@ def reading(endpoints: Iterable[EndpointReading], certificates: Iterable[Certifi
     return Reading(1, 0.0, 0, Level(0, 0), Level(0, 0), Level(0, 0), list(endpoints), list(certificates))
 
 
-class Whole(Collector):
-    """Collects each metric in one part."""
+class Read(Collector):
+    """Collects what Prometheus reads in a text."""
 
-    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        self._collect = collect
+    def __init__(self, write: Callable[[], Iterable[str]]) -> None:
+        self._write = write
 
     def collect(self) -> Iterator[Metric]:
-        found: dict[str, Metric] = {}
-        for part in self._collect():
-            if part.name in found:
-                found[part.name].samples += part.samples
-            else:
-                found[part.name] = part
-        yield from found.values()
+        yield from text_string_to_metric_families("".join(self._write()))
 
 
 class Metrics(metrics.Metrics):
@@ -37,9 +32,9 @@ class Metrics(metrics.Metrics):
     def __init__(self, endpoints: Callable[[], Iterable[EndpointReading]] = tuple) -> None:
         super().__init__(lambda: [reading(endpoints())])
         self.registry = CollectorRegistry()
-        self.registry.register(Whole(self.collect))
+        self.registry.register(Read(self.exposition))
         counting = Counting(self.add)
         counting.add_up()
         self.record, self.add_up, self.finish = counting.record, counting.add_up, counting.finish
-        self.expect, self.expect_endpoints = counting.expect, counting.expect_endpoints
+        self.expect = counting.expect
         self.note_connections = counting.note_connections

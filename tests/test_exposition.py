@@ -1,20 +1,17 @@
 """A scrape gets all metrics in one text, and lets other work run while that is made."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import aiohttp
-import pytest
-from prometheus_client import CollectorRegistry, Metric, generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client import generate_latest
 
 from gateway.config import parse
 from gateway.exchange import Attempt, Exchange
 from gateway.process.admin import AdminListener
-from gateway.process.status import Status
 from gateway.telemetry.counting import MAX_MODELS
-from gateway.telemetry.exposition import PART_SAMPLES, Exposition
 from gateway.telemetry.reading import EndpointReading
+from gateway.telemetry.sums import PIECE_LINES
 from tests.counted import Metrics
 
 N_ROUTES = 10
@@ -22,11 +19,11 @@ CHILD_SAMPLES = 21
 """More than any child of a metric has: a histogram has two beside its buckets, which are nineteen at most."""
 
 
-def many_models() -> Metrics:
-    """As many series as a gateway with ten routes may have."""
+def many_models(n_models: int) -> Metrics:
+    """The series of a gateway with ten routes."""
     metrics = Metrics()
     for route in range(N_ROUTES):
-        for model in range(MAX_MODELS):
+        for model in range(n_models):
             exchange = Exchange("127.0.0.1", "POST", "/v2/models/m/infer", "id", 0.0, seconds=0.25)
             exchange.model, exchange.route, exchange.backend = f'm\\ "{model}"\n# ü', f"r{route}", "b"
             exchange.is_inference, exchange.status = True, 200
@@ -36,18 +33,10 @@ def many_models() -> Metrics:
     return metrics
 
 
-@pytest.mark.parametrize(
-    ("accept", "encode"),
-    [("text/plain", generate_latest), ("application/openmetrics-text", openmetrics.generate_latest)],
-)
-def test_the_pieces_of_a_scrape_are_the_text_that_the_library_makes_at_once(
-    accept: str, encode: Callable[[CollectorRegistry], bytes]
-) -> None:
-    metrics = many_models()
-    text = b"".join(Exposition(accept).pieces(metrics.collect()))
-    whole = encode(metrics.registry)
-    assert blocks(text) == blocks(whole)
-    assert text.endswith(b"# EOF\n") == whole.endswith(b"# EOF\n")
+def test_a_scrape_is_the_text_that_the_library_makes_of_what_it_reads_in_it() -> None:
+    metrics = many_models(10)
+    text = "".join(metrics.exposition()).encode()
+    assert blocks(text) == blocks(generate_latest(metrics.registry))
 
 
 def blocks(text: bytes) -> dict[bytes, list[bytes]]:
@@ -63,14 +52,14 @@ def blocks(text: bytes) -> dict[bytes, list[bytes]]:
 
 
 def test_no_piece_of_a_scrape_is_large() -> None:
-    sizes = [piece.count(b"\n") for piece in Exposition("").pieces(many_models().collect())]
+    sizes = [piece.count("\n") for piece in many_models(MAX_MODELS).exposition()]
     assert sum(sizes) > N_ROUTES * MAX_MODELS * CHILD_SAMPLES
-    assert max(sizes) < PART_SAMPLES + CHILD_SAMPLES
+    assert max(sizes) < PIECE_LINES + CHILD_SAMPLES
 
 
 async def test_other_work_runs_between_the_pieces_of_a_scrape() -> None:
     turns = 0
-    turns_at_parts: list[int] = []
+    turns_at_pieces: list[int] = []
 
     async def take_turns() -> None:
         nonlocal turns
@@ -78,40 +67,31 @@ async def test_other_work_runs_between_the_pieces_of_a_scrape() -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    def parts() -> Iterator[Metric]:
-        for _ in range(20):
-            turns_at_parts.append(turns)
-            yield Metric("busy", "Words", "gauge")
-
-    async def collect() -> Iterator[Metric]:
-        return parts()
+    def pieces() -> Iterator[str]:
+        for number in range(20):
+            turns_at_pieces.append(turns)
+            yield f"busy {number}\n"
 
     config = parse("admin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
 
-    async def no_status() -> Status:
-        raise NotImplementedError
-
-    admin = AdminListener(config.admin, lambda: config, collect, lambda: None, no_status)
+    admin = AdminListener(config.admin, lambda: config, pieces, lambda: None, dict)
     url = await admin.start()
     beside = asyncio.create_task(take_turns())
     try:
         async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
-            assert await response.text() == "# HELP busy Words\n# TYPE busy gauge\n"
+            assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+            assert await response.text() == "".join(f"busy {number}\n" for number in range(20))
     finally:
         beside.cancel()
         await admin.stop()
-    assert len(set(turns_at_parts)) == 20
+    assert len(set(turns_at_pieces)) == 20
 
 
-@pytest.mark.parametrize("accept", ["", "application/openmetrics-text"])
-def test_the_gauges_of_many_endpoints_are_written_in_pieces_too(accept: str) -> None:
-    n_endpoints = 20 * PART_SAMPLES
+def test_the_gauges_of_many_endpoints_are_written_in_pieces_too() -> None:
+    n_endpoints = 20 * PIECE_LINES
     readings = [EndpointReading("b", f"http://e{each}", True, False, busy=0, idle=0) for each in range(n_endpoints)]
-    metrics = Metrics(lambda: readings)
-    exposition = Exposition(accept)
-    pieces = list(exposition.pieces(metrics.collect()))
-    assert max(piece.count(b"\n") for piece in pieces) < 2 * PART_SAMPLES + CHILD_SAMPLES
-    text = b"".join(pieces)
-    assert text.count(b"\ntensor_gateway_endpoint_up{") == n_endpoints
-    assert text.count(b"# TYPE tensor_gateway_endpoint_up gauge\n") == 1
-    assert text.count(b"# EOF") == bool(accept)
+    pieces = list(Metrics(lambda: readings).exposition())
+    assert max(piece.count("\n") for piece in pieces) < PIECE_LINES + CHILD_SAMPLES
+    text = "".join(pieces)
+    assert text.count("\ntensor_gateway_endpoint_up{") == n_endpoints
+    assert text.count("# TYPE tensor_gateway_endpoint_up gauge\n") == 1

@@ -40,18 +40,18 @@ async def test_workers_are_ready_when_each_of_them_accepts(server: JsonServer, m
     seen: list[tuple[int, str]] = []
     one_at_a_time = asyncio.Lock()
     admin_urls: list[str] = []
-    start, spawn = Supervisor._start_workers, Supervisor._spawn
+    serve, spawn = Supervisor._serve, Supervisor._spawn
 
-    async def start_workers(supervisor: Supervisor) -> None:
+    async def serve_and_tell(supervisor: Supervisor) -> list[str]:
         admin_urls.append(supervisor.admin_url)
-        await start(supervisor)
+        return await serve(supervisor)
 
     async def spawn_slowly(supervisor: Supervisor) -> _WorkerProcess:
         async with one_at_a_time:
             seen.append(await readiness(admin_urls[0]))
             return await spawn(supervisor)
 
-    monkeypatch.setattr(Supervisor, "_start_workers", start_workers)
+    monkeypatch.setattr(Supervisor, "_serve", serve_and_tell)
     monkeypatch.setattr(Supervisor, "_spawn", spawn_slowly)
     config = parse(f"workers: 2\n{LISTEN}backends: {{a: {{endpoints: ['{server.url}']}}}}")
     supervisor = await Supervisor.start(config)
@@ -106,23 +106,6 @@ async def test_other_methods_and_paths_are_refused(client: Client) -> None:
         assert (response.status, await response.read()) == (200, b"")
     async with client.session.get(f"{client.admin}/-/nothing") as response:
         assert response.status == 404
-
-
-async def test_metrics_come_in_the_format_that_is_asked_for(client: Client) -> None:
-    for accept, content_type, end in (
-        (
-            "application/openmetrics-text; version=1.0.0; escaping=allow-utf-8",
-            "application/openmetrics-text",
-            "# EOF\n",
-        ),
-        ("text/plain;q=0.5, application/openmetrics-text", "application/openmetrics-text", "# EOF\n"),
-        ("text/plain; version=0.0.4", "text/plain", ""),
-        ("*/*", "text/plain", ""),
-    ):
-        async with client.session.get(f"{client.admin}/metrics", headers={"Accept": accept}) as response:
-            text = await response.text()
-            assert (response.status, response.content_type) == (200, content_type)
-            assert text.endswith(end)
 
 
 def configuration(**limits: int) -> Config:

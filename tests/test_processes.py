@@ -15,7 +15,8 @@ import pytest
 
 from gateway.demo import JsonServer
 from gateway.telemetry import processes
-from gateway.telemetry.processes import ProcessCollector, Usage
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.processes import Usage, usage_of_all
 from tests.system.gateway_process import gateway_process
 
 BUSY = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\nsys.stdin.read()\n"
@@ -26,10 +27,6 @@ admin: 127.0.0.1:0
 workers: {workers}
 backends: {{a: {{endpoints: ["{url}"]}}}}
 """
-
-
-def values(collector: ProcessCollector) -> dict[str, float]:
-    return {sample.name: sample.value for family in collector.collect() for sample in family.samples}
 
 
 @contextmanager
@@ -46,15 +43,15 @@ def busy_child() -> Iterator[subprocess.Popen[str]]:
 
 def test_one_process_is_as_the_kernel_and_the_clock_say() -> None:
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(10)]
-    measured = values(ProcessCollector())
+    measured = usage_of_all([])
     times = os.times()
-    assert measured["process_cpu_seconds_total"] == pytest.approx(sum(times[:4]), abs=1)
+    assert measured["process_cpu_seconds"] == pytest.approx(sum(times[:4]), abs=1)
     assert measured["process_max_fds"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     n_open = len(os.listdir("/proc/self/fd")) - 1  # the listing's own
     assert measured["process_open_fds"] == pytest.approx(n_open, abs=1)
     for file in files:
         os.close(file)
-    assert values(ProcessCollector())["process_open_fds"] == measured["process_open_fds"] - len(files)
+    assert usage_of_all([])["process_open_fds"] == measured["process_open_fds"] - len(files)
     assert measured["process_resident_memory_bytes"] > 10 * 1024**2
     assert measured["process_resident_memory_bytes"] <= 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert 0 < time.time() - measured["process_start_time_seconds"] < 24 * 3600
@@ -62,30 +59,40 @@ def test_one_process_is_as_the_kernel_and_the_clock_say() -> None:
 
 def test_processor_time_of_a_worker_counts_while_it_runs_and_after_its_death() -> None:
     workers: list[int] = []
-    collector = ProcessCollector(lambda: workers)
-    before = values(collector)["process_cpu_seconds_total"]
+    metrics = Metrics(workers=lambda: workers)
+
+    def cpu_s() -> float:
+        (line,) = (line for line in "".join(metrics.exposition()).splitlines() if line.startswith("process_cpu_"))
+        return float(line.split()[1])
+
+    before = cpu_s()
     with busy_child() as child:
         workers.append(child.pid)
-        running = values(collector)["process_cpu_seconds_total"]
+        running = cpu_s()
         assert running >= before + 0.25  # the kernel counts in hundredths
-    assert values(collector)["process_cpu_seconds_total"] >= running
+    assert cpu_s() >= running
 
 
 def test_descriptors_of_all_processes_count_but_only_the_limits_of_those_that_serve() -> None:
     own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     with busy_child() as child:
         resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (100, own_limit))
-        measured = values(ProcessCollector(lambda: [child.pid]))
-        alone = values(ProcessCollector())
+        measured = usage_of_all([child.pid])
+        alone = usage_of_all([])
     assert measured["process_max_fds"] == 100
     assert measured["process_open_fds"] >= alone["process_open_fds"] + 3
     assert measured["process_resident_memory_bytes"] > alone["process_resident_memory_bytes"]
     assert measured["process_start_time_seconds"] == alone["process_start_time_seconds"]
 
 
-def test_a_process_without_a_limit_has_an_infinite_one() -> None:
-    limits = "Limit           Soft Limit  Hard Limit  Units\nMax open files  unlimited   unlimited   files\n"
-    assert processes._max_fds(limits) == float("inf")
+def test_a_process_without_a_limit_has_an_infinite_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    (tmp_path / "7/fd").mkdir(parents=True)
+    (tmp_path / "7/stat").write_text(f"7 (a name) {' '.join('1' * 30)}")
+    (tmp_path / "7/limits").write_text("Limit  Soft  Hard  Units\nMax open files  unlimited  unlimited  files\n")
+    usage = Usage.of(7)
+    assert usage is not None
+    assert usage.max_fds == float("inf")
 
 
 def test_where_the_kernel_does_not_tell_how_many_descriptors_there_are_they_are_listed(
@@ -94,7 +101,7 @@ def test_where_the_kernel_does_not_tell_how_many_descriptors_there_are_they_are_
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(10)]
     with monkeypatch.context() as patched:
         patched.setattr("gateway.telemetry.processes.os.stat", lambda path: os.stat_result([0] * 10))
-        listed = values(ProcessCollector())["process_open_fds"]
+        listed = usage_of_all([])["process_open_fds"]
     assert listed == pytest.approx(len(os.listdir("/proc/self/fd")), abs=2)
     for file in files:
         os.close(file)
@@ -104,12 +111,12 @@ def test_a_process_that_has_ended_is_left_out() -> None:
     with busy_child() as child:
         pass
     assert Usage.of(child.pid) is None
-    assert values(ProcessCollector(lambda: [child.pid]))["process_max_fds"] > 0
+    assert usage_of_all([child.pid])["process_max_fds"] > 0
 
 
 def test_without_proc_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "PROC", tmp_path)
-    assert list(ProcessCollector().collect()) == []
+    assert usage_of_all([]) == {}
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])

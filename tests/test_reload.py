@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import aiohttp
 import msgspec
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import Config, load, masked, parse
 from gateway.config.findings import HIDDEN
@@ -23,7 +25,7 @@ from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process import reload as reload_module
 from gateway.process import supervisor as supervisor_module
-from gateway.process.control import MAX_FRAME_BYTES, UP, Prepare, Prepared, frame, read
+from gateway.process.control import ANSWERS, Channel, Done, Order
 from gateway.process.reload import WATCH_S, Reloader, keep_fixed
 from gateway.process.supervisor import Supervisor
 from gateway.telemetry.metrics import Metrics
@@ -519,12 +521,11 @@ async def test_a_file_that_was_refused_is_taken_when_what_it_names_has_come(
     file, reloaded, n_tries = tmp_path / "gateway.yaml", asyncio.Event(), 0
     file.write_text("backends: {a: {endpoints: ['http://127.0.0.1:1']}}\n")
 
-    class Running:
-        metrics = Metrics()
+    metrics = Metrics()
 
-        async def replace(self, config: Config) -> list[str]:
-            reloaded.set()
-            return []
+    async def replace(config: Config) -> list[str]:
+        reloaded.set()
+        return []
 
     def count_tries(file: Path) -> Config:
         nonlocal n_tries
@@ -536,10 +537,10 @@ async def test_a_file_that_was_refused_is_taken_when_what_it_names_has_come(
 
     monkeypatch.setattr(reload_module, "_load_again", count_tries)
     reloader = Reloader(file)
-    reloader.start(Running(), watch=True)
+    reloader.start(replace, metrics, watch=True)
     file.write_text("backends: {a: {endpoints: ['http://${file:host}:1']}}\n")
     await until(was_tried_again)
-    last = Running.metrics.last_reload
+    last = metrics.last_reload
     assert last is not None
     assert last.since_s < last.at_s
     (tmp_path / "host").write_text("127.0.0.2")
@@ -556,12 +557,11 @@ async def test_a_look_that_fails_does_not_end_the_watch_over_the_file(
     file, reloaded = tmp_path / "gateway.yaml", asyncio.Event()
     file.write_text("backends: {a: {endpoints: ['http://127.0.0.1:1']}}\n")
 
-    class Running:
-        metrics = Metrics()
+    metrics = Metrics()
 
-        async def replace(self, config: Config) -> list[str]:
-            reloaded.set()
-            return []
+    async def replace(config: Config) -> list[str]:
+        reloaded.set()
+        return []
 
     digest, n_calls = reload_module._digest, 0
 
@@ -574,7 +574,7 @@ async def test_a_look_that_fails_does_not_end_the_watch_over_the_file(
 
     reloader = Reloader(file)
     monkeypatch.setattr(reload_module, "_digest", failing_digest)
-    reloader.start(Running(), watch=True)
+    reloader.start(replace, metrics, watch=True)
     file.write_text("backends: {a: {endpoints: ['http://127.0.0.1:2']}}\n")
     await asyncio.wait_for(reloaded.wait(), 20)
     await reloader.stop()
@@ -624,8 +624,8 @@ async def test_if_one_worker_cannot_prepare_it_the_other_does_not_change_either(
         try:
             first, second = supervisor._workers.values()
             tell = first.tell
-            first.tell = lambda message: tell(  # type: ignore[method-assign]
-                Prepare(msgspec.Raw(b"{}")) if isinstance(message, Prepare) else message
+            first.tell = lambda step, config=None: first._channel.send(  # type: ignore[method-assign]
+                Order(step, msgspec.Raw(b"{}" if step == "prepare" else b"null"))
             )
             with pytest.raises(ConfigError, match="backends|internal error"):
                 await supervisor.replace(configuration(b.url))
@@ -694,17 +694,21 @@ async def test_where_no_worker_serves_the_new_file_is_what_they_start_with() -> 
             await supervisor.stop()
 
 
-async def test_messages_cross_a_pipe_and_one_that_is_too_long_is_refused() -> None:
-    reader = asyncio.StreamReader()
-    reader.feed_data(frame(Prepared("why")) + frame(Prepared()))
-    reader.feed_data((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
-    assert [await read(reader, UP), await read(reader, UP)] == [Prepared("why"), Prepared()]
-    with pytest.raises(ValueError, match="at most"):
-        await read(reader, UP)
+async def test_messages_cross_a_socket_and_one_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.process.control.MAX_BYTES", 1000)
+    ends = socket.socketpair()
+    one, other = [await Channel.over(end, ANSWERS) for end in ends]
+    for message in (Done("why\n"), Done(), Done("x" * 10_000)):
+        one.send(message)
+    assert [await other.receive(), await other.receive()] == [Done("why\n"), Done()]
+    with pytest.raises(ValueError, match="limit"):
+        await other.receive()
+    one.close()
+    other.close()
     cut = asyncio.StreamReader()
-    cut.feed_data(frame(Prepared())[:-1])
+    cut.feed_data(msgspec.json.encode(Done()))
     cut.feed_eof()
-    assert await read(cut, UP) is None
+    assert await Channel(cut, None, ANSWERS).receive() is None  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -719,7 +723,8 @@ async def test_workers_are_ready_when_each_of_them_has_a_usable_backend(server: 
         reason = "no backend can be used: all endpoints of a are down"
         one.reading = msgspec.structs.replace(one.reading, endpoints=down, not_usable=reason)
         assert supervisor._not_ready() == "no backend can be used: all endpoints of a are down"
-        samples = [each for metric in await supervisor._collect() for each in metric.samples]
+        text = "".join(supervisor.metrics.exposition())
+        samples = [each for metric in text_string_to_metric_families(text) for each in metric.samples]
         labels = {"backend": "a", "endpoint": server.url}
         values = {each.name: each.value for each in samples if each.labels in (labels, {**labels, "state": "busy"})}
         assert values["tensor_gateway_endpoint_up"] == 0

@@ -15,6 +15,7 @@ from gateway import __version__
 from gateway.config import load, parse
 from gateway.demo import JsonServer
 from gateway.process import supervisor as supervisor_module
+from gateway.process.control import ANSWERS, Channel
 from gateway.process.supervisor import Supervisor, _WorkerProcess
 from tests.conftest import Client, tensor
 from tests.test_cli import process, url_in_line
@@ -274,11 +275,11 @@ async def test_a_worker_whose_program_is_gone_leaves_nothing_open(monkeypatch: p
 
 async def test_a_worker_that_sends_what_cannot_be_read_is_killed_and_named(caplog: pytest.LogCaptureFixture) -> None:
     own, its = socket.socketpair()
-    told, tell = await asyncio.open_connection(sock=own)
+    channel = await Channel.over(own, ANSWERS)
     process = await asyncio.create_subprocess_exec("sleep", "60")
-    worker = _WorkerProcess(process, told, tell, lambda batch: True)
+    worker = _WorkerProcess(process, channel, lambda batch: True)
     with its:
-        its.sendall(b"\0\0\0\2{}")
+        its.sendall(b"{}\n")
         assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
         assert await worker.answer(1.0) is None
     (message,) = caplog.messages

@@ -15,13 +15,11 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from prometheus_client import Metric
 
 from gateway.client import listeners
 from gateway.client.server import CUT_S
 from gateway.config import Address, Config, masked
 from gateway.process.status import Status
-from gateway.telemetry.exposition import Exposition
 
 _PAGE = Path(__file__).with_name("status.html")
 
@@ -37,6 +35,8 @@ log = logging.getLogger("gateway")
 # program configures its logging anew, while `disabled` would be reset.
 _unheard = logging.getLogger("gateway.admin")
 _unheard.addFilter(lambda _: False)
+
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 _NEVER_KEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -83,25 +83,24 @@ class AdminListener:
         self,
         address: Address,
         config: Callable[[], Config],
-        metrics: Callable[[], Awaitable[Iterable[Metric]]],
+        metrics: Callable[[], Iterable[str]],
         not_ready: Callable[[], str | None],
-        status: Callable[[], Awaitable[Status]],
+        status: Callable[[], Status],
         stalled: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """The arguments return the current state: the effective *config*, *metrics* (maybe in parts), the *status*.
+        """The arguments return the current state: the effective *config*, *metrics* in pieces of text, the *status*.
 
         *not_ready* returns the reason why clients should not come, or None; *stalled* the reason why the gateway
-        should be ended, or None. *metrics* and *status* may wait for other processes.
+        should be ended, or None.
         """
         self._address = address
         self._config = config
-        self._collected = metrics
+        self._metrics_text = metrics
         self._not_ready = not_ready
-        self._gather_status = status
+        self._current_status = status
         self._stalled = stalled
         self._scraping = asyncio.Lock()
         """Held by one scrape at a time, so that each turn of the event loop makes one piece however many wait."""
-        self._looking = asyncio.Lock()
         self._looked_s = -FRESH_S
         self._seen = b""
         """The last status, as JSON."""
@@ -151,20 +150,18 @@ class AdminListener:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _status(self, request: web.BaseRequest) -> web.Response:
-        async with self._looking:
-            if time.monotonic() - self._looked_s > FRESH_S:
-                self._seen = msgspec.json.encode(await self._gather_status())
-                self._looked_s = time.monotonic()
+        if time.monotonic() - self._looked_s > FRESH_S:
+            self._seen = msgspec.json.encode(self._current_status())
+            self._looked_s = time.monotonic()
         return web.Response(body=self._seen, content_type="application/json", headers=_NEVER_KEPT)
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
-        exposition = Exposition(request.headers.get("Accept", ""))
-        text = bytearray()
+        text = ""
         async with self._scraping:
-            for piece in exposition.pieces(await self._collected()):
+            for piece in self._metrics_text():
                 text += piece
                 await asyncio.sleep(0)  # in one process, clients are served on this loop
-        return web.Response(body=text, headers={"Content-Type": exposition.content_type})
+        return web.Response(text=text, headers={"Content-Type": _PROMETHEUS})
 
     async def _live(self, request: web.BaseRequest) -> web.Response:
         return _said("live", self._stalled())

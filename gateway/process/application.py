@@ -1,90 +1,139 @@
-"""The gateway in one process: a data plane and its admin listener.
+"""A gateway as its operators see it, in one process or several; and the one that serves clients in its own process.
 
 Not here: several processes (`supervisor`, `worker`).
 """
 
-import time
-from collections.abc import Iterator
-
-from prometheus_client import Metric
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
 
 from gateway.app import DataPlane, new_name, require_usable_files
 from gateway.config import Config
 from gateway.process.admin import AdminListener
 from gateway.process.descriptors import fit
+from gateway.process.problems import Death
 from gateway.process.reload import keep_fixed
-from gateway.process.status import Answered, Listens, Status, status_of
+from gateway.process.status import Status, status_of
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.reading import Reading
 
 
-class Application:
-    """A data plane and its admin listener in one process."""
+class Running(ABC):
+    """A gateway with its admin listener."""
 
     def __init__(self, config: Config) -> None:
         """Must be called on a running event loop; `start` and `stop` must be awaited."""
-        config = fit(config)
+        self.config = fit(config)
+        """The configuration in effect."""
         self.name = new_name()
-        self.metrics = Metrics(lambda: [self.data_plane.reading()])
-        self.data_plane = DataPlane(config, self.name, self.metrics.add)
-        self.gateway = self.data_plane.gateway
+        self.metrics = Metrics(self._readings, self._worker_ids)
         self.listen_url = ""
         self.grpc_urls: list[str] = []
         """The URLs for gRPC; empty if it is not configured."""
         self.admin_url = ""
-        self._is_serving = False
+        self._last_death: Death | None = None
         self._admin = AdminListener(
-            config.admin, lambda: self.data_plane.config, self._collect, self._not_ready, self._status
+            config.admin, lambda: self.config, self.metrics.exposition, self._not_ready, self._status, self.stalled
         )
 
     @classmethod
-    async def start(cls, config: Config) -> "Application":
-        """Build everything, open both listeners and serve.
+    async def start(cls, config: Config) -> Self:
+        """Build everything, open all listeners and serve.
 
-        Raises `OSError` if an address cannot be used, and `ConfigError` for certificates that cannot be used.
+        Raises `OSError` if an address cannot be used or a worker not started, `ConfigError` for wrong certificates.
         """
-        require_usable_files(config)
-        application = cls(config)
+        require_usable_files(config)  # here once, and not in every worker
+        running = cls(config)
         try:
-            application.admin_url = await application._admin.start()
-            await application.data_plane.start()
+            running.admin_url = await running._admin.start()
+            running.listen_url, *running.grpc_urls = await running._serve()
         except BaseException:
-            await application.stop()
+            await running.stop()
             raise
-        application.listen_url, *application.grpc_urls = application.data_plane.urls
-        application._is_serving = True
-        return application
+        return running
 
-    async def _collect(self) -> Iterator[Metric]:
+    async def replace(self, config: Config) -> list[str]:
+        """Serve by *config* from now on. Returns the keys that need a restart and keep their old values.
+
+        Raises `ConfigError` or `OSError`; the old configuration then stays in effect.
+        """
+        config, kept = keep_fixed(config, self.config)
+        await self._change(fit(config, self.config))
+        return kept
+
+    async def stop(self) -> None:
+        """Close all listeners and connections at once."""
+        await self._end()
+        await self._admin.stop()
+
+    @abstractmethod
+    async def _serve(self) -> list[str]:
+        """Serve clients; returns the URLs, that for HTTP/1.1 first."""
+
+    @abstractmethod
+    async def _change(self, config: Config) -> None:
+        """Let all processes serve by *config*, or none, see `replace`."""
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """See `DataPlane.drain`; meanwhile the admin listener answers that the gateway is not ready."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Serve no more, at once."""
+
+    @abstractmethod
+    def _readings(self) -> Sequence[Reading]:
+        """The last readings of the processes that serve clients; what was counted with them is in the metrics."""
+
+    def _worker_ids(self) -> Sequence[int]:
+        """The ids of the processes that serve clients; empty if this process serves them itself."""
+        return ()
+
+    @abstractmethod
+    def _not_ready(self) -> str | None:
+        """Why clients should not come; None if they should."""
+
+    def stalled(self) -> str | None:
+        """Why the watchdog and the liveness probe should end the gateway, in words; None if they should not."""
+        return None
+
+    def _status(self) -> Status:
+        urls = {"listen": self.listen_url, "admin": self.admin_url, "grpc": self.grpc_urls}
+        return status_of(self.config, urls, self._readings(), self.metrics, self._not_ready(), self._last_death)
+
+
+class Application(Running):
+    """A gateway in one process."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.data_plane = DataPlane(self.config, self.name, self.metrics.add)
+        self.gateway = self.data_plane.gateway
+        self._is_serving = False
+
+    async def _serve(self) -> list[str]:
+        await self.data_plane.start()
+        self._is_serving = True
+        return self.data_plane.urls
+
+    async def _change(self, config: Config) -> None:
+        await self.data_plane.commit(await self.data_plane.prepare(config))
+        self.config = config
+
+    async def drain(self) -> None:
+        """See `Running`."""
+        await self.data_plane.drain()
+
+    async def _end(self) -> None:
+        self._is_serving = False
+        await self.data_plane.stop()
+
+    def _readings(self) -> list[Reading]:
         self.data_plane.count()
-        return self.metrics.collect()
+        return [self.data_plane.reading()]
 
     def _not_ready(self) -> str | None:
         if self.gateway.is_draining:
             return "draining"
         return self.data_plane.not_usable() if self._is_serving else "starting"
-
-    def stalled(self) -> str | None:
-        """See `Supervisor.stalled`. Always None: the only event loop calls this, so it runs."""
-        return None
-
-    async def _status(self) -> Status:
-        self.data_plane.count()
-        listens = Listens(self.listen_url, self.admin_url, self.grpc_urls)
-        reading = Answered(self.data_plane.reading(), answered_s=time.time())
-        return status_of(self.data_plane.config, listens, [reading], self.metrics, self._not_ready())
-
-    async def replace(self, config: Config) -> list[str]:
-        """See `Reloadable`."""
-        config, kept = keep_fixed(config, self.data_plane.config)
-        await self.data_plane.commit(await self.data_plane.prepare(fit(config, self.data_plane.config)))
-        return kept
-
-    async def drain(self) -> None:
-        """See `DataPlane.drain`; meanwhile the admin listener answers that the gateway is not ready."""
-        await self.data_plane.drain()
-
-    async def stop(self) -> None:
-        """Close both listeners and all connections at once."""
-        self._is_serving = False
-        await self.data_plane.stop()
-        await self._admin.stop()

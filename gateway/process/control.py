@@ -1,60 +1,41 @@
-"""The messages between the supervisor and its workers, in frames, over a socket that is a worker's standard input.
+"""The messages between the supervisor and its workers: lines of JSON, over a socket that is a worker's standard input.
 
-Down (to a worker): the configuration to start with, and the two steps of a reload. Up (to the supervisor): that the
-worker listens, the result of each step, the worker's state and its counts. Not here: how either side acts on a message.
+Not here: how either side acts on a message.
 """
 
 import asyncio
-from typing import TypeVar
+import socket
+from typing import Generic, Literal, Self, TypeVar
 
 import msgspec
 
 from gateway.telemetry.counting import Batch
 from gateway.telemetry.reading import Reading
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
 """The longest message in bytes: a configuration, or a worker's report."""
 
-_LENGTH_BYTES = 4
+Step = Literal["serve", "prepare", "commit", "abort"]
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
-    """Down, first: serve by this configuration, as `config.encode` writes it."""
+class Order(msgspec.Struct, frozen=True):
+    """To a worker: what to do. Each is answered by `Done`, except `abort`."""
 
-    config: msgspec.Raw
-
-
-class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """Down: do all steps of a change to this configuration that may fail; answered by `Prepared`."""
-
-    config: msgspec.Raw
+    step: Step
+    """First `serve`, then for each reload `prepare`, which does all that may fail, and `commit` or `abort`."""
+    config: msgspec.Raw = msgspec.Raw(b"null")
+    """What to serve by, or what to prepare, as `config.encode` writes it."""
 
 
-class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Down: serve by the prepared configuration; answered by `Committed`."""
-
-
-class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Down: give up the prepared configuration. Has no answer."""
-
-
-class Listening(msgspec.Struct, frozen=True, tag=True):
-    """Up: clients are accepted."""
-
-
-class Prepared(msgspec.Struct, frozen=True, tag=True):
-    """Up: the answer to `Prepare`."""
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """To the supervisor: an order is carried out."""
 
     error: str | None = None
-    """Why the change is not possible, in which case nothing has changed; None if it is prepared."""
-
-
-class Committed(msgspec.Struct, frozen=True, tag=True):
-    """Up: the answer to `Commit`."""
+    """Why a change cannot be prepared, in which case nothing has changed."""
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """Up: the worker's state, and its counts since the last report. Has no answer.
+    """To the supervisor: the worker's state, and its counts since the last report.
 
     Reports come several times a second, which shows that the worker's event loop runs.
     """
@@ -63,30 +44,44 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     batch: Batch
 
 
-Down = Start | Prepare | Commit | Abort
-Up = Listening | Prepared | Committed | Report
-
-DOWN = msgspec.json.Decoder(Down)
-"""The decoder of messages to a worker."""
-
-UP = msgspec.json.Decoder(Up)
-"""The decoder of messages from a worker."""
+ORDERS = msgspec.json.Decoder(Order)
+ANSWERS = msgspec.json.Decoder(Done | Report)
 
 M = TypeVar("M")
 
 
-def frame(message: Down | Up) -> bytes:
-    """*message* as it crosses the socket: its length, then JSON."""
-    text = msgspec.json.encode(message)
-    return len(text).to_bytes(_LENGTH_BYTES, "big") + text
+class Channel(Generic[M]):
+    """One end of the socket."""
 
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: "msgspec.json.Decoder[M]"
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = decoder
 
-async def read(reader: asyncio.StreamReader, decoder: "msgspec.json.Decoder[M]") -> M | None:
-    """The next message; None at the end. Raises `ValueError` for an invalid one."""
-    try:
-        n_bytes = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
-        if n_bytes > MAX_FRAME_BYTES:
-            raise ValueError(f"a message of {n_bytes} bytes, at most {MAX_FRAME_BYTES} are allowed")
-        return decoder.decode(await reader.readexactly(n_bytes))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+    @classmethod
+    async def over(cls, end: socket.socket, decoder: "msgspec.json.Decoder[M]") -> Self:
+        """The channel over the socket *end*; *decoder* is that of the other end's messages."""
+        return cls(*await asyncio.open_connection(sock=end, limit=MAX_BYTES), decoder)
+
+    def send(self, message: Order | Done | Report) -> None:
+        """Send *message*, without waiting."""
+        self._writer.write(msgspec.json.encode(message) + b"\n")
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the other end has read, or could read at once, all that was sent."""
+        return not self._writer.transport.get_write_buffer_size()
+
+    async def receive(self) -> M | None:
+        """The next message; None at the end. Raises `ValueError` for an invalid one."""
+        try:
+            line = await self._reader.readline()
+        except ConnectionError:
+            return None
+        return self._decoder.decode(line) if line.endswith(b"\n") else None
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._writer.close()

@@ -8,9 +8,8 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -37,6 +36,8 @@ Kubernetes updates a ConfigMap and the Secret with the tokens or certificates th
 FIXED = ("listen", "admin", "grpc", "workers")
 """Keys that take effect after a restart only; so does whether there is `tls` (its files are read again)."""
 
+Replace = Callable[[Config], Awaitable[list[str]]]
+
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
 
@@ -61,18 +62,6 @@ def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
     return kept, list(fixed)
 
 
-class Reloadable(Protocol):
-    """What a reload changes: `Application` or `Supervisor`."""
-
-    metrics: Metrics
-
-    async def replace(self, config: Config) -> list[str]:
-        """Serve by *config* from now on. Returns the keys that need a restart and keep their old values.
-
-        Raises `ConfigError` or `OSError`; the old configuration then stays in effect.
-        """
-
-
 class Reloader:
     """Reloads one file on request, one reload at a time."""
 
@@ -87,7 +76,6 @@ class Reloader:
         """Why it was not taken the last time; empty if it was."""
         self._is_silent = False
         """Whether the next try repeats a failed one by itself: if it fails the same way, nothing is logged."""
-        self._on_taken: Callable[[Config], None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def request(self) -> None:
@@ -95,13 +83,18 @@ class Reloader:
         self._is_silent = False
         self._wanted.set()
 
-    def start(self, running: Reloadable, *, watch: bool, on_taken: Callable[[Config], None] | None = None) -> None:
-        """Reload *running* when requested; *watch*: also when the file's content changes.
+    def start(
+        self, replace: Replace, metrics: Metrics, *, watch: bool, on_taken: Callable[[Config], None] = lambda _: None
+    ) -> None:
+        """Reload when requested; *watch*: also when the file's content changes.
 
-        *on_taken* is called with each configuration that has taken effect.
+        *replace* is `Running.replace`; *metrics* are told how each reload went. *on_taken* is called with each
+        configuration that has taken effect.
         """
+        self._replace = replace
+        self._metrics = metrics
         self._on_taken = on_taken
-        self._tasks.append(asyncio.create_task(self._reload_when_wanted(running)))
+        self._tasks.append(asyncio.create_task(self._reload_when_wanted()))
         if watch:
             self._tasks.append(asyncio.create_task(self._watch()))
 
@@ -112,7 +105,7 @@ class Reloader:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    async def _reload_when_wanted(self, running: Reloadable) -> None:
+    async def _reload_when_wanted(self) -> None:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -120,10 +113,10 @@ class Reloader:
             if self._file is None:
                 log.warning("SIGHUP ignored: there is no file to read again; `serve --config FILE` has one")
             else:
-                await self._reload(self._file, running)
+                await self._reload(self._file)
             self._notifier.reloaded(self._refused)
 
-    async def _reload(self, file: Path, running: Reloadable) -> None:
+    async def _reload(self, file: Path) -> None:
         """Try once, and log the result in one line."""
         is_silent, self._is_silent = self._is_silent, False
         words = ""
@@ -132,7 +125,7 @@ class Reloader:
             # the digest is taken before loading: `_watch` notices a change in between, at worst it loads once too often
             self._tried = await asyncio.to_thread(_digest, file)
             config = await asyncio.to_thread(_load_again, file)
-            kept = await running.replace(config)
+            kept = await self._replace(config)
         except (ConfigError, OSError) as error:
             self._refused = "; ".join(line.strip() for line in str(error).splitlines())
             if self._refused != before or not is_silent:
@@ -143,9 +136,8 @@ class Reloader:
         else:
             words = f"{', '.join(kept)}: takes effect after a restart" if kept else ""
             announce.info("reloaded %s%s", file, words and f"; {words}")
-            if self._on_taken is not None:
-                self._on_taken(config)
-        running.metrics.reloaded(is_successful=not self._refused, words=self._refused or words)
+            self._on_taken(config)
+        self._metrics.reloaded(is_successful=not self._refused, words=self._refused or words)
 
     async def _watch(self) -> None:
         """Request a reload when the content differs from that of the last try.

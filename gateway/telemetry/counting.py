@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice, product
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import Any
 
 import msgspec
@@ -19,9 +19,9 @@ from gateway.codec import DATATYPES
 from gateway.errors import ErrorKind, blame_of
 from gateway.exchange import PROTOCOLS, Attempt, Exchange, Format
 from gateway.policy.ejection import FAILURES
-from gateway.telemetry.failures import Failure, Failures
-from gateway.telemetry.recent import STEP, Group, step_of
-from gateway.telemetry.sums import BOUNDS, FAMILIES, Cells, Row, Table
+from gateway.telemetry.access_log import Line
+from gateway.telemetry.recent import Failures, step_of
+from gateway.telemetry.sums import BOUNDS, FAMILIES, MINUTE, Cells, Row, Table
 
 MAX_WAITING = 192
 """How many exchanges wait to be counted at most: with 200 models counting so many holds the loop for 0.6 ms."""
@@ -34,9 +34,6 @@ MAX_CLIENTS = 200
 
 ZEROS_AT_ONCE = 50
 """How many rows of `Counting.expect` are made in one go."""
-
-MAX_NEW_ENDPOINTS = 8
-"""How many new endpoints get their rows in one go."""
 
 _DIRECTIONS = "request", "response"
 
@@ -69,10 +66,9 @@ class Batch(msgspec.Struct, frozen=True):
     """The counts of a process since its last batch."""
 
     rows: list[tuple[Row, Cells]]
-    """The rows of metrics."""
-    moments: list[tuple[Group, list[tuple[Row, int]]]]
-    """See `recent.Moments`."""
-    failures: list[Failure]
+    """The rows of metrics, and those for the last minute."""
+    failures: list[Line]
+    """The last first."""
 
 
 class Counting:
@@ -82,7 +78,6 @@ class Counting:
         """*deliver* takes a batch; if it returns False, it gets the same counts again in the next batch."""
         self._deliver = deliver
         self._rows = Table()
-        self._moments: defaultdict[Group, Counter[Row]] = defaultdict(Counter)
         self._failures = Failures()
         self._waiting: list[Exchange] = []
         self._max_waiting = MAX_WAITING
@@ -95,26 +90,49 @@ class Counting:
             self._let_be_zero(_zeros_of("direction", direction, datatype=DATATYPES))
         self._let_be_zero(_zeros_of_route(_NO_ROUTE))
 
-    def expect(self, routes: Iterable[str], backends: Iterable[str]) -> Iterator[None]:
-        """Make rows of 0 for *routes* and *backends*: of a series that begins with 1, `increase` misses the first.
+    def expect(
+        self,
+        routes: Iterable[str],
+        backends: Iterable[str],
+        endpoints: Iterable[tuple[str, str]] = (),
+        clients: Iterable[str] = (),
+    ) -> Iterator[None]:
+        """Make rows of 0 for what is new: of a series that begins with 1, `increase` misses the first.
 
-        Yields after every few new rows, when they are delivered.
+        *endpoints* are pairs of backend and URL, *clients* the names of tokens. Yields after every few new rows, when
+        they are delivered: a look-up of a host name may bring many new endpoints at once, while requests are served.
         """
-        zeros = chain(
-            chain.from_iterable(_zeros_of_route(route) for route in routes if self._is_new("route", route)),
-            chain.from_iterable(
-                _zeros_of("backend", name, reason=_FAILURES) for name in backends if self._is_new("backend", name)
-            ),
-        )
+        zeros = self._new_zeros(routes, backends, endpoints, clients)
         while some := list(islice(zeros, ZEROS_AT_ONCE)):
             self._let_be_zero(some)
             self.add_up()
             yield
 
-    def expect_clients(self, names: Iterable[str]) -> None:
-        """Make rows of 0 for the *names* of tokens."""
-        for name in names:
-            self._let_be_zero(_zeros_of("client", self._client_label(name), code=[200]))
+    def _new_zeros(
+        self,
+        routes: Iterable[str],
+        backends: Iterable[str],
+        endpoints: Iterable[tuple[str, str]],
+        clients: Iterable[str],
+    ) -> Iterator[Row]:
+        for route in routes:
+            if self._is_new("route", route):
+                yield from _zeros_of_route(route)
+        for name in backends:
+            if self._is_new("backend", name):
+                yield from _zeros_of("backend", name, reason=_FAILURES)
+        for name, url in endpoints:
+            if self._is_new("endpoint", name, url):
+                yield from _zeros_of("endpoint", url, backend=[name], code=_CODES)
+        for name in clients:
+            if self._is_new("client", name):
+                yield from _zeros_of("client", self._client_label(name), code=[200])
+
+    def _is_new(self, *labels: str) -> bool:
+        """Whether no rows of 0 were made for these *labels* yet."""
+        is_new = labels not in self._expected
+        self._expected.add(labels)
+        return is_new
 
     def _client_label(self, name: str) -> str:
         """The label for the token called *name*: the name, or `other` after `MAX_CLIENTS` names."""
@@ -122,21 +140,6 @@ class Counting:
             self._clients.add(name)
             return name
         return "other"
-
-    def expect_endpoints(self, endpoints: Iterable[tuple[str, str]]) -> None:
-        """Make rows of 0 for *endpoints* (backend and URL), for `MAX_NEW_ENDPOINTS` new ones at most.
-
-        A look-up of a host name may bring many new endpoints at once, while requests are served.
-        """
-        new = ((backend, url) for backend, url in endpoints if self._is_new("endpoint", backend, url))
-        for backend, url in islice(new, MAX_NEW_ENDPOINTS):
-            self._let_be_zero(_zeros_of("endpoint", url, backend=[backend], code=_CODES))
-
-    def _is_new(self, *labels: str) -> bool:
-        """Whether no rows of 0 were made for these *labels* yet."""
-        is_new = labels not in self._expected
-        self._expected.add(labels)
-        return is_new
 
     def _let_be_zero(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -152,7 +155,7 @@ class Counting:
 
     def note_lag(self, seconds: float) -> None:
         """Count one sample of the event loop's lag."""
-        self._observe(("event_loop_lag_seconds",), [seconds])
+        self._add(("event_loop_lag_seconds",), [seconds])
 
     def record(self, exchange: Exchange) -> None:
         """Count a finished exchange, which must not change any more; `add_up` makes it visible."""
@@ -167,10 +170,8 @@ class Counting:
             self._count(waiting)
         except Exception:  # neither requests nor the caller's task may end because of it
             log.exception("some requests could not be counted")
-        moments = [(group, list(counts.items())) for group, counts in self._moments.items()]
-        if self._deliver(Batch(list(self._rows.items()), moments, self._failures.latest()[::-1])):
+        if self._deliver(Batch(list(self._rows.items()), self._failures.latest())):
             self._rows.clear()
-            self._moments.clear()
             self._failures = Failures()
 
     def finish(self) -> None:
@@ -180,7 +181,7 @@ class Counting:
 
     def _count(self, exchanges: list[Exchange]) -> None:
         rows, models = self._rows, self._models
-        alike, batched = defaultdict(list), defaultdict(list)
+        alike: defaultdict[Any, list[Exchange]] = defaultdict(list)
         for exchange in exchanges:
             route, model, seconds = exchange.route, exchange.model, exchange.seconds
             if model not in models:
@@ -191,105 +192,29 @@ class Counting:
             cells[-1] += seconds
             if exchange.client_name:
                 rows["client_requests", self._client_label(exchange.client_name), exchange.status][0] += 1
-            if exchange.batch_rows:
-                batched[route, exchange.backend, model or "other"].append(exchange)
-            alike[_kind_of(exchange)].append(exchange)
-        for group in alike.values():
-            self._count_alike(group)
-        for (route, backend, model), group in batched.items():
-            self._count_batched(route, backend, model, group)
+            alike[_kind_of(exchange), model if exchange.batch_rows else None].append(exchange)
+        for (_, batched), group in alike.items():
+            if group[0].error is not None:
+                self._failures.add(group)
+            for row, amounts in _sums_of(group, batched):
+                self._add(row, amounts)
 
-    def _count_alike(self, group: list[Exchange]) -> None:
-        """Count exchanges of one kind, except for the rows that depend on the model."""
-        one, rows = group[0], self._rows
-        reason = blame = ""
-        if one.error is not None:
-            reason, blame = one.error.label, blame_of(one.error, one.status).value
-            rows["errors", one.route, reason, blame][0] += len(group)
-            self._failures.add(group)
-        moments = self._moments[one.route, one.backend]
-        request_bytes = self._observe(
-            ("client_request_bytes", one.route, one.client_format), _each("client_request_bytes", group)
-        )
-        response_bytes = self._observe(
-            ("client_response_bytes", one.route, one.reply_format), _each("client_response_bytes", group)
-        )
-        attempts = list(chain.from_iterable(_each("attempts", group)))
-        if attempts:
-            moments["upstream_microseconds", reason, blame] += round(self._count_attempts(one, attempts) * 1e6)
-        if one.is_transcoded:
-            self._count_codec("request", "input_datatypes", one.client_format, group)
-            codec_s = sum(_each("request_codec_s", group)) + sum(_each("response_codec_s", group))
-            moments["codec_microseconds", reason, blame] += round(codec_s * 1e6)
-            if one.error is None:
-                self._count_codec("response", "output_datatypes", one.reply_format, group)
-                last = [exchange.attempts[-1] for exchange in group]
-                moments["client_request_bytes", reason, blame] += int(request_bytes)
-                moments["upstream_request_bytes", reason, blame] += int(sum(_each("request_bytes", last)))
-                moments["upstream_response_bytes", reason, blame] += int(sum(_each("response_bytes", last)))
-                moments["client_response_bytes", reason, blame] += int(response_bytes)
-        seconds = list(_each("seconds", group))
-        moments["requests", reason, blame] += len(group)
-        moments[one.protocol, reason, blame] += len(group)
-        moments["microseconds", reason, blame] += round(sum(seconds) * 1e6)
-        for step, count in Counter(map(step_of, seconds)).items():
-            moments[STEP, step] += count
-        rows["header_recovered",][0] += sum(_each("header_recovered", group))
-        self._observe(("admission_wait_seconds",), filter(None, _each("queue_s", group)))
-
-    def _count_batched(self, route: str, backend: str, model: str, group: list[Exchange]) -> None:
-        """Count how long the requests of *group* have waited for their batches, and each batch with one of them."""
-        moments = self._moments[route, backend]
-        n_rows = [each.batch_rows for each in group if not (each.attempts and each.attempts[-1].is_joined)]
-        wait_s = self._observe(("batch_wait_seconds", backend, model), _each("batch_wait_s", group))
-        moments["batched_requests", "", ""] += len(group)
-        moments["batch_wait_microseconds", "", ""] += round(wait_s * 1e6)
-        moments["batches", "", ""] += len(n_rows)
-        moments["batch_rows", "", ""] += int(self._observe(("batch_rows", backend, model), n_rows))
-
-    def _count_attempts(self, one: Exchange, attempts: list[Attempt]) -> float:
-        """Count the *attempts* of exchanges of the same kind as *one*, and return their sum of seconds."""
-        rows, backend = self._rows, one.backend
-        self._observe(("upstream_request_bytes", one.route, one.upstream_format), _each("request_bytes", attempts))
-        self._observe(("upstream_response_bytes", one.route, one.upstream_format), _each("response_bytes", attempts))
-        attempts = [attempt for attempt in attempts if not attempt.is_joined]
-        first_byte_s = [attempt.first_byte_s for attempt in attempts if attempt.first_byte_s is not None]
-        self._observe(("upstream_first_byte_seconds", backend), first_byte_s)
-        queue_s = [attempt.queue_s for attempt in attempts if attempt.queue_s is not None]
-        self._observe(("upstream_queue_seconds", backend), queue_s)
-        for end, n_attempts in Counter(map(_end_of, attempts)).items():
-            rows["upstream_requests", backend, *end][0] += n_attempts
-        for reason, n_attempts in Counter(filter(None, _each("repeated_for", attempts))).items():
-            rows["retries", backend, reason][0] += n_attempts
-        return self._observe(("upstream_seconds", backend), _each("seconds", attempts))
-
-    def _count_codec(self, direction: str, datatypes: str, format_: Format, group: list[Exchange]) -> None:
-        """Count the codec's work in one *direction* for exchanges of one kind; if they failed, that on requests."""
-        self._observe(("transcode_seconds", direction), _each(f"{direction}_codec_s", group))
-        for datatype, n_tensors in Counter(chain.from_iterable(_each(datatypes, group))).items():
-            self._rows["tensors", direction, datatype][0] += n_tensors
-        self._rows["nonfinite_values", direction][0] += sum(_each(f"{direction}_nonfinite", group))
-        if format_ is Format.BINARY and group[0].error is None:
-            upstream, client = _FIELDS[f"{direction}_bytes"], _FIELDS[f"client_{direction}_bytes"]
-            saved = [upstream(exchange.attempts[-1]) - client(exchange) for exchange in group]
-            self._rows["json_bytes_avoided", direction][0] += sum(n_bytes for n_bytes in saved if n_bytes > 0)
-
-    def _observe(self, row: Row, amounts: Iterable[float]) -> float:
-        """Add *amounts*, none of them NaN, to a histogram whose buckets include their upper bound; returns their sum.
+    def _add(self, row: Row, amounts: Iterable[float]) -> None:
+        """Add *amounts*, none of them NaN, to a counter, or to a histogram whose buckets include their upper bound.
 
         The amounts are sorted first: for a hundred this takes a third of the time of finding the bucket of each.
         """
-        cells, bounds = self._rows[row], BOUNDS[str(row[0])]
         ordered = sorted(amounts)
-        total = sum(ordered)
-        cells[-1] += total
+        if not ordered:
+            return
+        cells, bounds = self._rows[row], BOUNDS.get(str(row[0]), ())
+        cells[-1] += sum(ordered)
         start = 0
-        while start < len(ordered):
+        while bounds and start < len(ordered):
             bucket = bisect_left(bounds, ordered[start])
             end = bisect_right(ordered, bounds[bucket], start)
             cells[bucket] += end - start
             start = end
-        return total
 
     def _model_label(self, exchange: Exchange) -> str:
         """The model's name once it has answered an inference with success, else `other`: clients cannot make labels."""
@@ -322,6 +247,85 @@ def _zeros_of_route(route: str) -> Iterator[Row]:
     for (reason, blame), kind in _ERRORS.items():
         if route == _NO_ROUTE or kind is not ErrorKind.NO_ROUTE:
             yield "errors", route, reason, blame
+
+
+Sums = Iterator[tuple[Row, Iterable[float]]]
+"""Rows, and the amounts that are added to each."""
+
+
+def _sums_of(group: list[Exchange], batched: str | None) -> Sums:
+    """What exchanges of one kind add to rows, but for the rows that depend on the model.
+
+    *batched* is the label of their model if it is batched.
+    """
+    one, n_requests = group[0], [len(group)]
+    route, minute = one.route, (MINUTE, one.route, one.backend)
+    yield (*minute, "requests"), n_requests
+    yield (*minute, one.protocol), n_requests
+    if one.error is not None:
+        labels = one.error.label, blame_of(one.error, one.status).value
+        yield ("errors", route, *labels), n_requests
+        yield (*minute, "error", *labels), n_requests
+    yield (*minute, "seconds"), _each("seconds", group)
+    for step, n_times in Counter(map(step_of, _each("seconds", group))).items():
+        yield (*minute, "step", step), [n_times]
+    yield ("client_request_bytes", route, one.client_format), _each("client_request_bytes", group)
+    yield ("client_response_bytes", route, one.reply_format), _each("client_response_bytes", group)
+    yield ("header_recovered",), _each("header_recovered", group)
+    yield ("admission_wait_seconds",), filter(None, _each("queue_s", group))
+    yield from _attempt_sums_of(one, minute, list(chain.from_iterable(_each("attempts", group))))
+    if batched is not None:
+        yield from _batch_sums_of(batched, minute, group)
+    if one.is_transcoded:
+        yield from _codec_sums_of("request", one.client_format, "input_datatypes", minute, group)
+        if one.error is None:
+            yield from _codec_sums_of("response", one.reply_format, "output_datatypes", minute, group)
+
+
+def _attempt_sums_of(one: Exchange, minute: Row, attempts: list[Attempt]) -> Sums:
+    """Of the *attempts* of exchanges of the same kind as *one*.
+
+    An attempt that several requests of a batch share is counted by one of them; only its bytes are divided.
+    """
+    backend = one.backend
+    yield ("upstream_request_bytes", one.route, one.upstream_format), _each("request_bytes", attempts)
+    yield ("upstream_response_bytes", one.route, one.upstream_format), _each("response_bytes", attempts)
+    attempts = [attempt for attempt in attempts if not attempt.is_joined]
+    yield ("upstream_seconds", backend), _each("seconds", attempts)
+    yield (*minute, "upstream_seconds"), _each("seconds", attempts)
+    for name, field in (("upstream_first_byte_seconds", "first_byte_s"), ("upstream_queue_seconds", "queue_s")):
+        yield (name, backend), [seconds for seconds in _each(field, attempts) if seconds is not None]
+    for end, n_times in Counter(map(_end_of, attempts)).items():
+        yield ("upstream_requests", backend, *end), [n_times]
+    for reason, n_times in Counter(filter(None, _each("repeated_for", attempts))).items():
+        yield ("retries", backend, reason), [n_times]
+
+
+def _batch_sums_of(model: str, minute: Row, group: list[Exchange]) -> Sums:
+    """Of requests to a *model* that is batched: each batch counts with one of them."""
+    n_rows = [each.batch_rows for each in group if not (each.attempts and each.attempts[-1].is_joined)]
+    yield ("batch_rows", group[0].backend, model), n_rows
+    yield ("batch_wait_seconds", group[0].backend, model), _each("batch_wait_s", group)
+    yield (*minute, "batches"), [len(n_rows)]
+    yield (*minute, "batch_rows"), n_rows
+    yield (*minute, "batched_requests"), [len(group)]
+    yield (*minute, "batch_wait_seconds"), _each("batch_wait_s", group)
+
+
+def _codec_sums_of(direction: str, format_: Format, datatypes: str, minute: Row, group: list[Exchange]) -> Sums:
+    """Of the codec's work in one *direction*; if the exchanges have failed, of that on requests."""
+    yield ("transcode_seconds", direction), _each(f"{direction}_codec_s", group)
+    yield (*minute, "codec_seconds"), _each(f"{direction}_codec_s", group)
+    yield ("nonfinite_values", direction), _each(f"{direction}_nonfinite", group)
+    for datatype, n_tensors in Counter(chain.from_iterable(_each(datatypes, group))).items():
+        yield ("tensors", direction, datatype), [n_tensors]
+    if group[0].error is None:
+        upstream_bytes = list(_each(f"{direction}_bytes", [exchange.attempts[-1] for exchange in group]))
+        client_bytes = list(_each(f"client_{direction}_bytes", group))
+        yield (*minute, f"upstream_{direction}_bytes"), upstream_bytes
+        yield (*minute, f"client_{direction}_bytes"), client_bytes
+        if format_ is Format.BINARY:
+            yield ("json_bytes_avoided", direction), [max(0, each) for each in map(sub, upstream_bytes, client_bytes)]
 
 
 def _each(name: str, records: Iterable[Exchange | Attempt]) -> Iterator[Any]:

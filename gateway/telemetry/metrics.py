@@ -15,16 +15,13 @@ from math import inf
 from operator import attrgetter
 
 import msgspec
-from prometheus_client import Metric
 
 from gateway import __version__
 from gateway.telemetry.counting import Batch
-from gateway.telemetry.exposition import metrics_of
-from gateway.telemetry.failures import Failures
-from gateway.telemetry.processes import ProcessCollector
+from gateway.telemetry.processes import usage_of_all
 from gateway.telemetry.reading import Reading
-from gateway.telemetry.recent import Recent
-from gateway.telemetry.sums import FAMILIES, GAUGES, Row, Table
+from gateway.telemetry.recent import Failures, Recent
+from gateway.telemetry.sums import FAMILIES, GAUGES, MINUTE, Row, Table, exposition
 
 SHOWN_CLIENTS = 10
 """How many names of tokens the status page shows."""
@@ -60,24 +57,29 @@ class Metrics:
         readings: Callable[[], Iterable[Reading]] = tuple,
         workers: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        """*readings* are those of all processes that serve clients. *workers*: see `ProcessCollector`."""
+        """*readings* are those of all processes that serve clients.
+
+        *workers* are the ids of these processes; empty if this process serves clients itself.
+        """
         self.recent = Recent()
         self.failures = Failures()
         self.last_reload: Reload | None = None
-        self.workers_replaced = 0
-        """How many worker processes have died and were replaced."""
         self._readings = readings
-        self._processes = ProcessCollector(workers)
+        self._workers = workers
         self._table = Table()
         self._started_s = time.time()
 
     def add(self, batch: Batch) -> bool:
         """Add the counts of a process; always True, which tells `Counting` that they were taken."""
-        self._table.add(batch.rows)
-        self.recent.add(batch.moments)
-        for failure in batch.failures:
+        self._table.add(each for each in batch.rows if each[0][0] != MINUTE)
+        self.recent.add(each for each in batch.rows if each[0][0] == MINUTE)
+        for failure in reversed(batch.failures):
             self.failures.keep(failure)
         return True
+
+    def count_replaced(self) -> None:
+        """A worker process has died and is replaced."""
+        self._table["workers_replaced",][0] += 1
 
     def busiest_clients(self) -> list[tuple[str, int]]:
         """The names of tokens with the most requests since the start, at most `SHOWN_CLIENTS`, and how many."""
@@ -93,15 +95,15 @@ class Metrics:
         is_same = before is not None and (before.is_successful, before.words) == (is_successful, words)
         self.last_reload = Reload(now_s, is_successful, words, before.since_s if before and is_same else now_s)
 
-    def collect(self) -> Iterator[Metric]:
-        """All metrics, those with many samples in several parts of `PART_SAMPLES`, for `exposition`.
-
-        Requests may be counted between two parts.
-        """
-        yield from metrics_of(GAUGES, {row: [value] for row, value in self._moment().items()}, "gauge")
-        yield from self._processes.collect()
-        self._table["workers_replaced",] = [self.workers_replaced]
-        yield from metrics_of(FAMILIES, self._table)
+    def exposition(self) -> Iterator[str]:
+        """The text of all metrics in pieces, between which requests may be counted."""
+        usage = usage_of_all(self._workers())
+        gauges = self._moment() | {(name,): value for name, value in usage.items()}
+        cells = self._table["process_cpu_seconds",]
+        # the time of a worker that has just ended may be missing; Prometheus takes a lower count for a restart
+        cells[0] = max(cells[0], usage.get("process_cpu_seconds", 0.0))
+        yield from exposition(GAUGES, {row: [value] for row, value in gauges.items()}, "gauge")
+        yield from exposition(FAMILIES, self._table)
 
     def _moment(self) -> dict[Row, float]:
         """The gauges. An endpoint is up if all processes find it up, and ejected if one has ejected it."""

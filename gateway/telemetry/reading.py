@@ -5,6 +5,7 @@ Not here: its counts (`counting`), and putting together the readings of several 
 """
 
 import time
+from typing import Literal
 
 import msgspec
 
@@ -49,6 +50,15 @@ class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
     is_on_trial: bool = False
     """Whether the ejection has lasted long enough, so that the next request to the endpoint is its trial."""
 
+    @property
+    def state(self) -> Literal["up", "on trial", "ejected", "down"]:
+        """The state in one word."""
+        if not self.is_up:
+            return "down"
+        if self.is_ejected:
+            return "ejected"
+        return "on trial" if self.is_on_trial else "up"
+
 
 class Reading(msgspec.Struct, frozen=True):
     """The state of one process at one moment."""
@@ -68,3 +78,5 @@ class Reading(msgspec.Struct, frozen=True):
     certificates: list[Certificate]
     not_usable: str | None = None
     """Why no request can succeed; None if some backend is usable."""
+    at_s: float = msgspec.field(default_factory=time.time)
+    """The time of the reading, in seconds since 1970."""

@@ -1,11 +1,13 @@
-"""The table of sums: the metrics that are counted, and a row for each of their series.
+"""The table of sums: what is counted, a row for each series, and a scrape's text of it.
 
 Each process that serves clients adds its finished requests to such a table. With several workers the tables are sent to
 the supervisor and added up there as they are. Not here: what is counted in which row (`counting`), who reads it
-(`metrics`), and the sums of the last minute (`recent`).
+(`metrics`, and `recent` for the last minute).
 """
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from math import inf
 from operator import add
 from typing import NamedTuple
@@ -15,6 +17,13 @@ Row = tuple[str | int, ...]
 
 Cells = list[float]
 """A counter has one cell. A histogram has one for each bucket, then one for the sum of all amounts."""
+
+MINUTE = "minute"
+"""The name of rows that are no metric: counters for the last minute, see `recent`."""
+
+PIECE_LINES = 100
+"""About how many lines of a scrape are written in one go. 200 models on ten routes have 43,000, which would hold the
+loop for 0.1 s."""
 
 _SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
 # Neighbouring bounds differ by a factor of 2.5 at most, so a quantile is off by this factor at most.
@@ -31,7 +40,7 @@ class Family(NamedTuple):
     help: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
-    """The upper bounds of a histogram's buckets; the last bucket has none. Empty for a counter."""
+    """The upper bounds of a histogram's buckets; the last bucket has none. Empty for a counter or a gauge."""
 
 
 FAMILIES = (
@@ -46,6 +55,7 @@ FAMILIES = (
     Family("errors", "Requests that failed, and who caused it", ("route", "reason", "blame")),
     Family("nonfinite_values", "NaN and infinities let through by policy", ("direction",)),
     Family("header_recovered", "Requests whose missing header length was found"),
+    Family("process_cpu_seconds", "Processor time, user and system, of all processes"),
     Family("workers_replaced", "Worker processes that died and were replaced"),
     Family("request_seconds", "From a request's head to its reply's last byte", ("route", "model"), _SECONDS),
     Family("admission_wait_seconds", "Waiting until slow uploads made room, per request that did", (), _SECONDS),
@@ -76,24 +86,77 @@ GAUGES = (
     Family("config_last_reload_successful", "0 if the last reload failed, else 1"),
     Family("config_last_reload_timestamp_seconds", "When a reload was last tried, or the start"),
     Family("certificate_expiry_timestamp_seconds", "When the gateway's own certificate expires", ("use",)),
+    Family("process_resident_memory_bytes", "Resident memory of all processes"),
+    Family("process_start_time_seconds", "When the first process started"),
+    Family("process_open_fds", "File descriptors that all processes have open"),
+    Family("process_max_fds", "File descriptors that the processes that serve clients may open together"),
     Family("build_info", "1, labelled with the version", ("version",)),
 )
-"""The metrics whose values are those at the moment of a scrape; the kernel's metrics are in `processes`."""
+"""The metrics whose values are those at the moment of a scrape."""
 
 BOUNDS = {family.name: (*family.bounds, inf) for family in FAMILIES if family.bounds}
 """The upper bounds of the buckets of each histogram."""
-
-_WIDTHS = {family.name: len(family.bounds) + 2 if family.bounds else 1 for family in FAMILIES}
 
 
 class Table(dict[Row, Cells]):
     """Sums by row; a row begins with zeros when it is first asked for."""
 
     def __missing__(self, row: Row) -> Cells:
-        cells = self[row] = [0.0] * _WIDTHS[str(row[0])]
+        cells = self[row] = [0.0] * (len(BOUNDS.get(str(row[0]), ())) + 1)
         return cells
 
     def add(self, rows: Iterable[tuple[Row, Cells]]) -> None:
         """Add *rows* to the sums, cell by cell."""
         for row, cells in rows:
             self[row] = list(map(add, self[row], cells))
+
+
+def exposition(families: Iterable[Family], rows: Mapping[Row, Cells], kind: str = "counter") -> Iterator[str]:
+    """The text of *families* for Prometheus, a series for each of their *rows*, in pieces of some `PIECE_LINES`.
+
+    *kind* is the type of families without buckets. Requests may be counted between two pieces.
+    """
+    by_name: defaultdict[str, list[tuple[Row, Cells]]] = defaultdict(list)
+    for row, cells in rows.items():
+        by_name[str(row[0])].append((row[1:], cells))
+    for family in families:
+        name = family.name if family.name.startswith("process_") else f"tensor_gateway_{family.name}"
+        if not family.bounds and kind == "counter":
+            name += "_total"
+        lines = [f"# HELP {name} {family.help}", f"# TYPE {name} {'histogram' if family.bounds else kind}"]
+        for values, cells in by_name[family.name]:
+            labels = [f'{label}="{_escaped(value)}"' for label, value in zip(family.labels, values, strict=True)]
+            if family.bounds:
+                lines += _histogram(name, labels, BOUNDS[family.name], cells)
+            else:
+                lines.append(_sample(name, labels, cells[0]))
+            if len(lines) >= PIECE_LINES:
+                yield "\n".join([*lines, ""])
+                lines = []
+        if lines:
+            yield "\n".join([*lines, ""])
+
+
+def _histogram(name: str, labels: list[str], bounds: Iterable[float], cells: Cells) -> Iterator[str]:
+    *buckets, total = cells
+    counts = list(accumulate(buckets))
+    for bound, count in zip(bounds, counts, strict=True):
+        yield _sample(f"{name}_bucket", [*labels, f'le="{_number(bound)}"'], count)
+    yield _sample(f"{name}_count", labels, counts[-1])
+    yield _sample(f"{name}_sum", labels, total)
+
+
+def _sample(name: str, labels: list[str], value: float) -> str:
+    return f"{name}{{{','.join(sorted(labels))}}} {_number(value)}" if labels else f"{name} {_number(value)}"
+
+
+def _escaped(value: str | int) -> str:
+    return str(value).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    """*value* as Prometheus' own programs write it, which tells a bucket from another by this text."""
+    if value < 1e6 or value == inf:
+        return "+Inf" if value == inf else str(float(value))
+    mantissa, exponent = f"{value:.16e}".split("e")
+    return f"{mantissa.rstrip('0').removesuffix('.')}e{exponent}"

@@ -38,7 +38,7 @@ async def handle(request: ClientRequest) -> None:
     await Reply(request, exchange, is_draining=lambda: True).whole(200, [], b"served")
 
 
-async def nothing() -> Any:
+def nothing() -> Any:
     """Nobody asks for it."""
     raise NotImplementedError
 

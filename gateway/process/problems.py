@@ -1,0 +1,178 @@
+"""The problems in the data of the status page, in words.
+
+An operator who looks at the page at night asks first: is the gateway healthy, and if not, who has to act? A `Problem`
+answers this. Not here: the data (`status`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from gateway.telemetry.access_log import Line
+from gateway.telemetry.metrics import Reload
+from gateway.telemetry.reading import Certificate
+
+SILENT_S = 5.0
+"""How long a worker may have said nothing before that is a problem."""
+
+NEARLY_FULL = 0.9
+"""The share of a limit from which on its use is a problem."""
+
+MANY_FAIL = 0.01
+"""The share of failed requests from which on they are a problem, and not merely mentioned."""
+
+MOST_FAIL = 0.5
+"""The share of failed requests from which on a backend does not work, or its clients do not."""
+
+EXPIRES_SOON_S = 14 * 24 * 3600.0
+"""How long before its end a certificate is a problem."""
+
+DEATH_SHOWN_S = 600.0
+"""How long the death of a worker is shown as a problem."""
+
+Severity = Literal["critical", "warning", "notice"]
+_SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "notice")
+
+_LIMITS = {
+    "requests": ("limits.concurrent_requests", "requests in flight"),
+    "body_bytes": ("limits.in_flight_bytes", "bytes in flight"),
+    "connections": ("limits.connections", "connections of clients"),
+}
+
+
+class Death(NamedTuple):
+    """A worker that ended without having been told to."""
+
+    pid: int
+    code: int
+    at_s: float
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that an operator should know, in words."""
+
+    severity: Severity
+    """Critical: requests fail, or soon will. Notice: good to know, and nothing to do about here."""
+    about: Literal["backend", "gateway", "client", "configuration", "certificate"]
+    """Who has to act."""
+    text: str
+    since_s: float | None = None
+    """In seconds since 1970."""
+    reason: str = ""
+
+
+def problems_of(status: Mapping[str, Any], not_ready: str | None, death: Death | None) -> dict[str, Any]:
+    """The `problems` in *status*, the worst first; the `state`, `ok` or the worst severity; the `headline`."""
+    backends, failures, all_ = status["backends"], status["failures"], status["last_minute"]["all"]
+    problems = [
+        *_process_problems(status, not_ready, death),
+        *chain.from_iterable(_backend_problems(backend, failures) for backend in backends),
+        *_failed(all_, "gateway", "The gateway failed or refused {}", failures),
+        *_failed(all_, "client", "Clients caused the failure of {}", failures, "notice"),
+        *_limit_problems(status["in_flight"]),
+        *_reload_problems(status["reload"]),
+        *_certificate_problems(status["certificates"], status["now_s"]),
+    ]
+    problems.sort(key=lambda problem: _SEVERITIES.index(problem.severity))
+    if problems and problems[0].severity != "notice":
+        return {"problems": problems, "state": problems[0].severity, "headline": problems[0].text}
+    is_known = all(backend["is_probed"] or backend["stats"]["requests"] for backend in backends)
+    headline = "All backends answer" if is_known else "No backend is known to be down"
+    return {"problems": problems, "state": "ok", "headline": headline}
+
+
+def _process_problems(status: Mapping[str, Any], not_ready: str | None, death: Death | None) -> Iterator[Problem]:
+    workers, n_workers, now_s = status["workers"], status["n_workers"], status["now_s"]
+    severity: Severity = "warning" if workers else "critical"
+    for worker in workers:
+        if now_s - worker["answered_s"] > SILENT_S:
+            yield Problem("warning", "gateway", f"Worker {worker['pid']} does not answer", worker["answered_s"])
+    if not_ready is None and len(workers) < n_workers:
+        yield Problem(severity, "gateway", f"{len(workers)} of {n_workers} workers answer")
+    if not_ready is not None and not not_ready.startswith("no backend"):  # the backends have lines of their own
+        yield Problem(severity, "gateway", f"Not ready: {not_ready}")
+    if death is not None and now_s - death.at_s < DEATH_SHOWN_S:
+        text = f"Worker {death.pid} died with code {death.code}"
+        reason = "it has been replaced" if len(workers) == n_workers else "it is being replaced"
+        yield Problem("warning", "gateway", text, death.at_s, reason)
+
+
+def _backend_problems(backend: Mapping[str, Any], failures: Sequence[Line]) -> Iterator[Problem]:
+    name, endpoints, stats = backend["name"], backend["endpoints"], backend["stats"]
+    unusable = [endpoint for endpoint in endpoints if endpoint["state"] in ("down", "ejected")]
+    if unusable:
+        n_unusable, n_all = len(unusable), len(endpoints)
+        if n_all == 1:
+            which = "the endpoint is"
+        elif n_unusable == n_all:
+            which = f"{'both' if n_all == 2 else f'all {n_all}'} endpoints are"
+        else:
+            which = f"{n_unusable} of {n_all} endpoints {'is' if n_unusable == 1 else 'are'}"
+        text = f"{name}: {which} {' or '.join(sorted({endpoint['state'] for endpoint in unusable}))}"
+        first = min(unusable, key=lambda endpoint: endpoint["since_s"])
+        severity: Severity = "critical" if n_unusable == n_all else "warning"
+        yield Problem(severity, "backend", text, first["since_s"], _sentence(first["reason"]))
+    for endpoint in endpoints:
+        if endpoint["state"] == "on trial":
+            text = f"{name}: {endpoint['url']} is on trial: the next request shows whether it works again"
+            yield Problem("notice", "backend", text, endpoint["since_s"], _sentence(endpoint["reason"]))
+    own = [failure for failure in failures if failure["backend"] == name]
+    yield from _failed(stats, "backend", f"{name}: {{}} failed", own)
+    # errors such as a model that the backend has lost: a few may be the clients' mistakes, a large share is not
+    if stats["blames"].get("client", 0) >= MOST_FAIL * stats["requests"]:
+        yield from _failed(stats, "client", f"{name}: {{}} failed because of clients", own, "warning")
+
+
+def _failed(
+    stats: Mapping[str, Any],
+    blame: Literal["backend", "gateway", "client"],
+    words: str,
+    failures: Iterable[Line],
+    severity: Severity | None = None,
+) -> Iterator[Problem]:
+    """The failures with this *blame* as one problem; without a *severity* their share decides it."""
+    n_failed, n_requests = stats["blames"].get(blame, 0), stats["requests"]
+    if not n_failed:
+        return
+    if severity is None:
+        share = n_failed / n_requests
+        severity = "critical" if share >= MOST_FAIL else "warning" if share >= MANY_FAIL else "notice"
+    last = next((failure for failure in failures if failure["blame"] == blame), None)
+    reason = _sentence(f"the last: {last['reason']}: {last['detail']}") if last is not None else ""
+    many = words.format(f"{n_failed:,} of {n_requests:,} {'request' if n_requests == 1 else 'requests'}")
+    yield Problem(severity, blame, f"{many} in the last minute", None, reason)
+
+
+def _limit_problems(in_flight: Mapping[str, Any]) -> Iterator[Problem]:
+    for name, (key, what) in _LIMITS.items():
+        level = in_flight[name]
+        if level.limit and level.used >= NEARLY_FULL * level.limit:
+            reason = f"{key}: {100 * level.used / level.limit:.0f} % in use"
+            yield Problem("warning", "gateway", f"The limit of {what} is nearly reached", None, reason)
+
+
+def _reload_problems(reload: Reload | None) -> Iterator[Problem]:
+    if reload is not None and not reload.is_successful:
+        text = "The last reload failed, and the configuration before it stays in use"
+        yield Problem("warning", "configuration", text, reload.since_s, reload.words)
+    elif reload is not None and reload.words:
+        yield Problem("notice", "configuration", "A part of the configuration waits", reload.at_s, reload.words)
+
+
+def _certificate_problems(certificates: Iterable[Certificate], now_s: float) -> Iterator[Problem]:
+    for certificate in certificates:
+        text = f"The certificate of {certificate.where}"
+        left_s = certificate.expires_s - now_s
+        if left_s <= 0:
+            yield Problem("critical", "certificate", f"{text} has expired", certificate.expires_s)
+        elif left_s < EXPIRES_SOON_S:
+            days = int(left_s // 86400)
+            when = f"in {days} {'day' if days == 1 else 'days'}" if days else "within a day"
+            yield Problem("warning", "certificate", f"{text} expires {when}")
+
+
+def _sentence(text: str) -> str:
+    """*text* on one line."""
+    return " ".join(text.split())
