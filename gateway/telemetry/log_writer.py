@@ -2,8 +2,6 @@
 
 import logging
 import os
-import queue
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -16,13 +14,9 @@ PIPE_BYTES = 4096
 """How many bytes Linux writes to a pipe in one step (PIPE_BUF). A longer write may be interrupted by that of another
 process to the same pipe."""
 
-LOG_QUEUE_LINES = 10_000
-LOG_QUEUE_BYTES = 8 * 1024 * 1024
-"""How many lines and bytes may wait for a slow reader of each stream; more are dropped and counted.
-
-A line of the access log has up to 4 KiB (`access_log.LINE_BYTES`), other lines can be longer. If lines that came
-together do not fit, all of them are dropped.
-"""
+QUEUE_BYTES = 8 * 1024 * 1024
+"""How many bytes may wait for a slow reader of each stream. If lines that came together do not fit, all of them are
+dropped and counted."""
 
 STOP_S = 2.0
 """How long the writing of waiting lines may take when the process ends."""
@@ -63,9 +57,9 @@ class _JsonFormatter(logging.Formatter):
 class LogWriter(logging.Handler):
     """Writes access lines to standard output and all other lines to standard error, each from a thread of its own.
 
-    A reader that stalls or has gone must not stall requests, nor the other stream. So lines wait in a queue of
-    `LOG_QUEUE_LINES` and `LOG_QUEUE_BYTES`; lines that do not fit, or cannot be written, are counted. While lines of
-    standard output are dropped, standard error says so once a minute.
+    A reader that stalls or has gone must not stall requests, nor the other stream. So up to `QUEUE_BYTES` wait; lines
+    that do not fit, or cannot be written, are counted. While lines of standard output are dropped, standard error says
+    so once a minute.
     """
 
     def __init__(self, level: str, style: str = "text", process: str = "") -> None:
@@ -139,14 +133,13 @@ class _Stream:
         """Why lines were last dropped."""
         self._descriptor = descriptor
         self._complain = complain
-        self._torn = b""  # the rest of a line whose beginning is written
-        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # `put` keeps it within its limits
-        # since the start; only changed by `put`, whose callers hold the handler's lock
-        self._queued_lines = 0
-        self._queued_bytes = 0
-        # the part of these that was written or dropped; only changed by the thread
-        self._taken_lines = 0
-        self._taken_bytes = 0
+        self._waiting = bytearray()
+        """Lines; of the first one only the rest, if its beginning is written."""
+        self._n_stuck = 0
+        """How many of these bytes could not be written, and are tried again together with the next lines."""
+        self._is_ending = False
+        self._changed = threading.Condition()
+        """Held to change the three above."""
         # a daemon, so that a pipe that nobody reads cannot keep the process from ending
         self._thread = threading.Thread(target=self._write, name=f"log {descriptor}", daemon=True)
 
@@ -156,21 +149,22 @@ class _Stream:
 
     def put(self, lines: bytes) -> None:
         """Queue *lines*, each of which ends with a newline, or count them as dropped."""
-        n_lines = lines.count(b"\n")
-        is_too_long = self._queued_bytes - self._taken_bytes + len(lines) > LOG_QUEUE_BYTES
-        if is_too_long or self._queued_lines - self._taken_lines + n_lines > LOG_QUEUE_LINES:
-            self._drop(n_lines, _SLOW)
-            return
-        self._queued_lines += n_lines
-        self._queued_bytes += len(lines)
-        self._waiting.put(lines)
+        with self._changed:
+            is_room = len(self._waiting) + len(lines) <= QUEUE_BYTES
+            if is_room:
+                self._waiting += lines
+                self._changed.notify()
+        if not is_room:
+            self._drop(lines.count(b"\n"), _SLOW)
 
     def stop(self) -> None:
         """Write the waiting lines; those that cannot be written within `STOP_S` are dropped."""
-        self._waiting.put(None)
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify()
         self._thread.join(STOP_S)
         if self._thread.is_alive():
-            self.dropped += self._queued_lines - self._taken_lines
+            self.dropped += self._waiting.count(b"\n")
             self.reason = _SLOW
 
     def _drop(self, n_lines: int, reason: str) -> None:
@@ -179,49 +173,34 @@ class _Stream:
         self._complain(reason)
 
     def _write(self) -> None:
-        max_bytes = LOG_QUEUE_BYTES if _is_file(self._descriptor) else PIPE_BYTES
-        while (lines := self._waiting.get()) is not None:
-            start = 0
-            while start < len(lines):
-                end = _end_of_piece(lines, start, max_bytes)
-                piece = lines[start:end]
-                self._write_piece(piece)
-                self._taken_lines += piece.count(b"\n")
-                self._taken_bytes += end - start
-                start = end
-
-    def _write_piece(self, piece: bytes) -> None:
-        """Write whole lines, after the rest of a line that could only be written in part before."""
-        data = left = self._torn + piece
-        try:
-            while left:
+        """Write whole lines, until the end."""
+        is_torn = False
+        while piece := self._next_piece():
+            try:
                 # not through sys.stdout: a blocked thread would hold its lock, and the interpreter waits for it at exit
-                try:
-                    left = left[os.write(self._descriptor, left) :]
-                except BlockingIOError:  # the pipe is full, and another process has made it non-blocking
-                    time.sleep(FULL_S)
-        except OSError as error:
-            written = data[: len(data) - len(left)]
-            is_torn = not written.endswith(b"\n") if written else bool(self._torn)
-            self._torn = left[: left.find(b"\n") + 1] if is_torn else b""
-            self._drop(left.count(b"\n") - is_torn, error.strerror or str(error))
-        else:
-            self._torn = b""
+                end, reason = os.write(self._descriptor, piece), ""
+            except BlockingIOError:  # the pipe is full, and another process has made it non-blocking
+                time.sleep(FULL_S)
+                continue
+            except OSError as error:
+                end, reason = len(piece), error.strerror or str(error)
+            kept = piece.find(b"\n") + 1 if reason and is_torn else 0
+            with self._changed:
+                del self._waiting[kept:end]
+                self._n_stuck = kept
+            if reason:
+                self._drop(piece.count(b"\n", kept), reason)
+            else:
+                is_torn = not piece.endswith(b"\n", 0, end)
 
-
-def _is_file(descriptor: int) -> bool:
-    """Whether *descriptor* is a regular file, to which a write of any length is one step."""
-    try:
-        return stat.S_ISREG(os.fstat(descriptor).st_mode)
-    except OSError:
-        return False
-
-
-def _end_of_piece(lines: bytes, start: int, max_bytes: int) -> int:
-    """The end of the whole *lines* from *start* on that fit into *max_bytes*; at least of one line."""
-    if len(lines) - start <= max_bytes:
-        return len(lines)
-    return lines.rfind(b"\n", start, start + max_bytes) + 1 or lines.find(b"\n", start) + 1
+    def _next_piece(self) -> bytes:
+        """Whole lines that wait, of `PIPE_BYTES` or one line; nothing at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._waiting) > self._n_stuck or self._is_ending)
+            if len(self._waiting) <= self._n_stuck:
+                return b""
+            end = self._waiting.rfind(b"\n", 0, PIPE_BYTES) + 1 or self._waiting.find(b"\n") + 1
+            return bytes(self._waiting[:end])
 
 
 def change_logging(level: str, style: str) -> None:
