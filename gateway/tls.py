@@ -7,11 +7,11 @@ Not here: certificates (`certificates`), and the messages that go over the conne
 
 import asyncio
 import ssl
-from asyncio.sslproto import SSLProtocol, _SSLProtocolTransport
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import Any
 
-from gateway.certificates import HTTP1, TlsContext, expiry_of
+from gateway.certificates import HTTP1, TlsContext
 
 SHUTDOWN_S = 1.0
 """How long the other side may take to confirm the end of a connection."""
@@ -51,23 +51,15 @@ _FAILED = (
     ),
 )
 
-# OpenSSL's codes of the reasons not to accept a certificate (X509_V_ERR_...).
-_NOT_YET_VALID, _EXPIRED = 9, 10
-_NOT_TRUSTED = (2, 18, 19, 20, 21)
-_OTHER_NAME = (62, 63, 64)
+# OpenSSL's codes of the reasons not to accept a certificate (X509_V_ERR_...), and what to do about them.
+_NOT_ACCEPTED = (
+    ((2, 18, 19, 20, 21), "; set {where}.ca to the file of its authority"),
+    ((62, 63, 64), "; if another name is right, set {where}.server_name"),
+)
 
 
 class TlsError(OSError):
     """A handshake that failed; the message says why."""
-
-
-class TlsTransport(_SSLProtocolTransport):
-    """The transport of the protocol above TLS. Unlike asyncio's it may be closed twice, as other transports may."""
-
-    def close(self) -> None:
-        """See asyncio."""
-        if not self._closed:
-            super().close()
 
 
 class TlsLayer(SSLProtocol):
@@ -144,12 +136,6 @@ class TlsLayer(SSLProtocol):
             self.on_closing(exc)
         super().connection_lost(exc)
 
-    def _get_app_transport(self) -> _SSLProtocolTransport:
-        if self._app_transport is None:
-            self._app_transport = TlsTransport(self._loop, self)
-            self._app_transport_created = True
-        return self._app_transport
-
     def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
         self.version = self._sslobj.version()
         if isinstance(handshake_exc, ssl.SSLError):
@@ -221,7 +207,7 @@ async def connect(
     except BaseException as error:
         transport.abort()
         if isinstance(error, ssl.SSLError):
-            raise TlsError(_why(error, layer, tls, name)) from None
+            raise TlsError(_why(error, tls, name)) from None
         if isinstance(error, ConnectionError):
             raise TlsError(f"it closed the connection in the TLS handshake ({type(error).__name__})") from None
         raise
@@ -250,40 +236,12 @@ def _name_of(error: ssl.SSLError) -> str:
     return reason.partition("ALERT_")[2] or reason
 
 
-def _why(error: ssl.SSLError, layer: TlsLayer, tls: TlsContext, name: str) -> str:
+def _why(error: ssl.SSLError, tls: TlsContext, name: str) -> str:
     """Why the handshake with the server called *name* failed, in words."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return _why_not_verified(error, layer, tls, name)
     where = tls.where
+    if isinstance(error, ssl.SSLCertVerificationError):
+        what_to_do = next((words for codes, words in _NOT_ACCEPTED if error.verify_code in codes), "")
+        return f"its certificate is not accepted: {error.verify_message.rstrip('.')}{what_to_do.format(where=where)}"
     hint = "" if tls.settings.certificate else f"; if it requires a client certificate, set {where}.certificate"
     said = _said(_FAILED, error, where=where, hint=hint, name=tls.server_name or name)
     return said or f"the TLS handshake failed: {_name_of(error).replace('_', ' ').lower()}"
-
-
-def _why_not_verified(error: ssl.SSLCertVerificationError, layer: TlsLayer, tls: TlsContext, name: str) -> str:
-    """Why the server's certificate was not accepted, in words."""
-    code = error.verify_code
-    certificate = _peer_certificate(layer)
-    if code == _EXPIRED:
-        expired_at = expiry_of(certificate)
-        return "its certificate has expired" + (f" on {expired_at:%Y-%m-%d}" if expired_at is not None else "")
-    if code == _NOT_YET_VALID:
-        return f"its certificate is not valid before {certificate.get('notBefore', 'a later time')}"
-    if code in _OTHER_NAME:
-        wanted = tls.server_name or name
-        names = certificate.get("subjectAltName")
-        others = ", ".join(str(pair[1]) for pair in names[:5]) if isinstance(names, tuple) else ""
-        is_for = f"is for other names: {others}" if others else "is for another name"
-        return f"its certificate {is_for}; expected {wanted!r} (set {tls.where}.server_name if that is right)"
-    if code in _NOT_TRUSTED:
-        hint = "set" if not getattr(tls.settings, "ca", None) else "it is not one of those in"
-        return f"its certificate is signed by an authority that is not trusted: {hint} {tls.where}.ca"
-    return f"its certificate is not accepted: {error.verify_message}"
-
-
-def _peer_certificate(layer: TlsLayer) -> dict[str, Any]:
-    """The fields of the server's certificate, though it was not accepted; empty if this Python cannot read them."""
-    try:
-        return dict(layer._sslobj._sslobj.get_unverified_chain()[0].get_info())  # type: ignore[attr-defined]
-    except (AttributeError, IndexError, TypeError, ValueError):
-        return {}

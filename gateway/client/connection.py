@@ -273,7 +273,7 @@ class ClientConnection(Connection):
 
     def _close(self) -> None:
         """Close the connection once all written bytes are sent."""
-        if self.transport is not None:
+        if self.transport is not None and not self.transport.is_closing():
             self.state = State.CLOSING
             # with TLS the client's end of the stream would never be noticed behind unread bytes
             self.transport.resume_reading()

@@ -203,24 +203,24 @@ def test_the_name_of_an_endpoint_is_the_host_of_its_url(url: str, name: str) -> 
     assert Endpoint.parse(url, None).name == name
 
 
-async def test_an_expired_certificate_says_since_when(authority: Authority) -> None:
+async def test_an_expired_certificate_says_so(authority: Authority) -> None:
     pair = authority.issue("127.0.0.1", not_after=datetime.datetime(2024, 1, 1))
     async with tls_backend(pair.server_context()) as backend:
         async with upstream(backend.url, f"tls: {{ca: {authority.path}}}") as reached:
             error = await failure(reached)
     assert (error.kind, error.sent) == (ErrorKind.UNREACHABLE, False)
     assert str(error) == (
-        f"backend 'main' cannot be reached at {backend.url}: its certificate has expired on 2024-01-01"
+        f"backend 'main' cannot be reached at {backend.url}: its certificate is not accepted: certificate has expired"
     )
 
 
-async def test_a_certificate_for_other_names_says_for_which(authority: Authority) -> None:
+async def test_a_certificate_for_other_names_says_what_to_set(authority: Authority) -> None:
     async with tls_backend(authority.issue("a.example", "10.0.0.1").server_context()) as backend:
         async with upstream(backend.url, f"tls: {{ca: {authority.path}}}") as reached:
             error = await failure(reached)
     assert str(error).endswith(
-        "its certificate is for other names: a.example, 10.0.0.1; expected '127.0.0.1' "
-        "(set backends.main.tls.server_name if that is right)"
+        "its certificate is not accepted: IP address mismatch, certificate is not valid for '127.0.0.1'; "
+        "if another name is right, set backends.main.tls.server_name"
     )
 
 
@@ -232,10 +232,8 @@ async def test_an_authority_that_is_not_trusted_says_what_to_set(
     async with tls_backend(authority.issue().server_context()) as backend:
         async with upstream(backend.url, settings) as reached:
             error = await failure(reached)
-    hint = "it is not one of those in" if has_ca else "set"
-    assert str(error).endswith(
-        f"its certificate is signed by an authority that is not trusted: {hint} backends.main.tls.ca"
-    )
+    assert "its certificate is not accepted: " in str(error)
+    assert str(error).endswith("; set backends.main.tls.ca to the file of its authority")
 
 
 async def test_plain_http_behind_https_says_so(authority: Authority) -> None:
@@ -366,7 +364,7 @@ async def test_probes_go_over_tls_and_judge_as_requests_would(
     (down,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert down == (
         f"backend 'main': {backend.url} is down: a probe of /v2/health/ready failed, the last: "
-        "its certificate has expired on 2020-01-01"
+        "its certificate is not accepted: certificate has expired"
     )
 
 
@@ -654,7 +652,7 @@ async def test_session_tickets_that_come_with_the_answer_or_later_do_not_break_a
 
 def test_asyncios_tls_still_has_what_is_overridden_and_used() -> None:
     private = {
-        *("_on_handshake_complete", "_check_shutdown_timeout", "_get_write_buffer_size", "_get_app_transport"),
+        *("_on_handshake_complete", "_check_shutdown_timeout", "_get_write_buffer_size"),
         *("_process_outgoing", "buffer_updated", "connection_made", "connection_lost"),
     }
     assert private <= set(vars(sslproto.SSLProtocol))
@@ -664,12 +662,9 @@ def test_asyncios_tls_still_has_what_is_overridden_and_used() -> None:
         "self._incoming.write(self._ssl_buffer_view[:nbytes])",
         "if len(self._ssl_buffer) < want",
         "self._sslobj.read(self.max_size)",
-        "self._app_transport_created = True",
-        "self._get_app_transport()",
         "self._outgoing.pending + self._write_buffer_size",
         "if name in self._extra",
     ):
         assert words in source, words
-    assert "_closed" in inspect.getsource(sslproto._SSLProtocolTransport.close)
     assert not {"is_at_rest", "on_closing", "version", "_record_head", "_record_left"} & set(vars(sslproto.SSLProtocol))
     assert issubclass(TlsLayer, asyncio.BufferedProtocol)

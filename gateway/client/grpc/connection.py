@@ -372,7 +372,7 @@ class GrpcConnection(Connection):
         self._close()
 
     def _close(self) -> None:
-        if self.transport is not None:
+        if self.transport is not None and self.is_open:  # asyncio's transport over TLS may be closed only once
             self.transport.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
