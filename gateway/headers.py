@@ -5,8 +5,6 @@ Not here: which fields cross the gateway (`policy.crossing`).
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
 Pairs = Iterable[tuple[str, str]]
 """Header fields, name and value, in the order in which they are sent."""
 
@@ -54,15 +52,3 @@ class Headers:
 
     def __contains__(self, name: str) -> bool:
         return name in self.first
-
-
-class HeaderLines(msgspec.Struct, frozen=True, gc=False):
-    """The text of header fields for a head; none of them is about a connection or a body."""
-
-    text: str
-    """The lines in printable ASCII, with CR LF between them."""
-    n_lines: int
-    """How many lines; at least one."""
-    has_server: bool
-    """Whether one of the fields is `Server`."""
-    has_date: bool

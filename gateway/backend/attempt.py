@@ -17,7 +17,7 @@ from gateway.backend.heads import AnswerHead
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
-from gateway.headers import HeaderLines, Headers
+from gateway.headers import Headers
 from gateway.pacing import Pacer
 
 SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
@@ -111,7 +111,7 @@ class Answer:
         """The header fields."""
         return self._head.headers
 
-    def transcoded_lines(self) -> HeaderLines | None:
+    def transcoded_lines(self) -> str:
         """The fields for the client if the gateway makes the body anew, as lines of a head; None if there are none."""
         return self._head.transcoded_lines()
 

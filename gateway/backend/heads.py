@@ -7,12 +7,12 @@ never do.
 Not here: how a head is parsed (`http1`), and which fields cross (`policy.crossing`).
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from aiohttp.http import RawResponseMessage
 
-from gateway.headers import HeaderLines, Headers
+from gateway.headers import Headers
 from gateway.policy.crossing import crosses_transcoded, transcoded_to_client
 
 MAX_STATUS = 599
@@ -163,22 +163,18 @@ class AnswerHead:
             self._headers = Headers([(name.decode().rstrip(" "), value.decode()) for name, value in self.raw_headers])
         return self._headers
 
-    def transcoded_lines(self) -> HeaderLines | None:
+    def transcoded_lines(self) -> str:
         """The fields for the client if the gateway makes the body anew, as lines of a reply's head.
 
-        Without `X-Request-Id`, which every reply writes itself; None if there are none.
+        They are text with CR LF between them, without `X-Request-Id`, which every reply writes itself.
         """
         lines: list[bytes] = self._lines
-        noted: Container[str] = self._said
         connection = self._said.get("connection")
         if connection is not None and connection.lower() not in (b"keep-alive", b"close"):
             kept = {name.encode() for name, _ in transcoded_to_client(self.headers)}  # not what `Connection` names
-            crossing = [(*_names[name], value) for name, value in self.raw_headers if name in kept]
-            lines = [part for start, _, value in crossing if start for part in (start, value)]
-            noted = {name for start, name, _ in crossing if start}
-        if not lines:
-            return None
-        return HeaderLines(b"".join(lines)[2:].decode(), len(lines) // 2, "server" in noted, "date" in noted)
+            crossing = [(_names[name][0], value) for name, value in self.raw_headers if name in kept]
+            lines = [part for start, value in crossing if start for part in (start, value)]
+        return b"".join(lines)[2:].decode()
 
 
 def _is_utf8(text: bytes) -> bool:

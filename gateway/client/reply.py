@@ -4,6 +4,7 @@ The head says which headers every reply carries, how the body is framed, and whe
 exchange's status, error and reply bytes are set here alone. Not here: the content of replies.
 """
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
@@ -15,7 +16,7 @@ import orjson
 from gateway.client.request import ClientRequest
 from gateway.errors import ErrorKind, GatewayError, proxy_status
 from gateway.exchange import Exchange
-from gateway.headers import HeaderLines, Pairs
+from gateway.headers import Pairs
 from gateway.pacing import Pacer
 
 WRITE_BYTES = 256 * 1024
@@ -27,8 +28,8 @@ JOIN_BYTES = 64 * 1024
 _WRITTEN_HERE = frozenset({"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id"})
 
 _BODILESS = frozenset({204, 304})
-# Control characters that no header value may hold (RFC 9110 section 5.5); a tab is allowed.
-_CONTROLS = bytes([*range(0x09), *range(0x0A, 0x20), 0x7F])
+# Control characters that no header value may hold (RFC 9110 section 5.5), except a tab; and bytes that are not UTF-8.
+_UNSENDABLE = re.compile("[\0-\x08\n-\x1f\x7f\ud800-\udfff]")
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -86,7 +87,7 @@ class Reply:
         status: int,
         headers: Pairs,
         buffers: Sequence[bytes | memoryview],
-        lines: HeaderLines | None = None,
+        lines: str = "",
         reason: str = "",
     ) -> None:
         """Send head and *buffers*; joined only if they have `JOIN_BYTES` at most. Raises as `begin` does."""
@@ -108,14 +109,12 @@ class Reply:
             await out.drain()
         self.is_complete = True
 
-    async def begin(
-        self, status: int, headers: Pairs, length: int | None, reason: str = "", lines: HeaderLines | None = None
-    ) -> None:
+    async def begin(self, status: int, headers: Pairs, length: int | None, reason: str = "", lines: str = "") -> None:
         """Send the head of a reply whose body is written in pieces; *length* None: in chunks.
 
-        Content-Length, Transfer-Encoding, Connection and X-Request-Id among *headers* are replaced. *lines* go out
-        before them, as they are. Raises `GatewayError` (MALFORMED_RESPONSE), before anything is sent, for headers that
-        cannot be sent, and `ConnectionError` when the client left.
+        Content-Length, Transfer-Encoding, Connection and X-Request-Id among *headers* are replaced. *lines* is the text
+        of fields that go out before them, as it is. Raises `GatewayError` (MALFORMED_RESPONSE), before anything is
+        sent, for headers that cannot be sent, and `ConnectionError` when the client left.
         """
         self._connection.out.write(self._head(status, headers, length, reason, lines))
         self._left = length
@@ -195,9 +194,7 @@ class Reply:
             exchange.status = ErrorKind.CLIENT_CLOSED.status
             exchange.detail = self._connection.out.cut_reason
 
-    def _head(
-        self, status: int, headers: Pairs, length: int | None, reason: str, ready: HeaderLines | None = None
-    ) -> bytes:
+    def _head(self, status: int, headers: Pairs, length: int | None, reason: str, ready: str) -> bytes:
         """The head of the reply; from here on it has begun."""
         assert not self.has_begun, "a request has one reply"
         connection, exchange = self._connection, self._exchange
@@ -207,17 +204,23 @@ class Reply:
         if connection.keeps_alive and self._is_last(length):
             connection.keeps_alive = False
         lines = [f"HTTP/1.{0 if is_old else 1} {status} {_phrase(status, reason)}"]
-        self._add_fields(lines, headers, ready)
+        if ready:
+            lines.append(ready)
+        lines += [_line(name, value) for name, value in headers if name.lower() not in _WRITTEN_HERE]
         lines.append(f"X-Request-Id: {exchange.request_id}")
         if self._timing is not None:
             lines.append(f"Server-Timing: {self._timing(exchange)}")
         self._add_framing(lines, None if status == 204 else length, is_old=is_old)
-        head = _encoded(lines, len(lines) + (0 if ready is None else ready.n_lines - 1))
+        said = "\r\n".join(lines).lower()
+        if "\r\nserver:" not in said:
+            lines.append("Server: tensor-gateway")
+        if "\r\ndate:" not in said:
+            lines.append(_date(int(time.time())))
         self.has_begun = connection.is_answered = True
         exchange.status = status
         if status >= 400 and exchange.error is None:
             exchange.error = ErrorKind.BACKEND_ERROR  # the gateway's own errors are set before
-        return head
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     def _add_framing(self, lines: list[str], length: int | None, *, is_old: bool) -> None:
         """Add to *lines* the fields for the body's end and for the connection (RFC 9112 sections 6 and 9)."""
@@ -239,46 +242,19 @@ class Reply:
             or (length is None and not self._is_chunked and not self._is_bodiless)
         )
 
-    def _add_fields(self, lines: list[str], headers: Pairs, ready: HeaderLines | None) -> None:
-        """Add the fields of the answer to *lines*, and `Server` and `Date` where they are missing."""
-        has_server = has_date = False
-        if ready is not None:
-            lines.append(ready.text)
-            has_server, has_date = ready.has_server, ready.has_date
-        for name, value in headers:
-            lower = name.lower()
-            if lower in _WRITTEN_HERE:
-                continue
-            has_server = has_server or lower == "server"
-            has_date = has_date or lower == "date"
-            lines.append(f"{name}: {value}")
-        if not has_server:
-            lines.append("Server: tensor-gateway")
-        if not has_date:
-            lines.append(_date(int(time.time())))
-
 
 def _phrase(status: int, reason: str) -> str:
     """The backend's *reason* if it can be sent, else the usual phrase of *status*."""
     return reason if reason and reason.isascii() and reason.isprintable() else _PHRASES.get(status, "")
 
 
-def _encoded(lines: list[str], n_lines: int) -> bytes:
-    """The bytes of a head with *n_lines*; an element of *lines* may hold several lines. Raises `GatewayError`."""
-    try:
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode()
-    except UnicodeEncodeError:
-        raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "a header of the answer is not UTF-8") from None
-    if len(head) - len(head.translate(None, _CONTROLS)) != 2 * (n_lines + 1):  # the ends of lines, and of the head
-        raise _unsendable(lines if n_lines == len(lines) else lines[2:])
-    return head
-
-
-def _unsendable(lines: list[str]) -> GatewayError:
-    """The error that names the line of *lines* that holds a control character."""
-    line = next(each for each in lines if each.encode().translate(None, _CONTROLS) != each.encode())
-    name = line.partition(":")[0]
-    return GatewayError(ErrorKind.MALFORMED_RESPONSE, f"header {name[:64]!r} of the answer holds a control character")
+def _line(name: str, value: str) -> str:
+    """A field of a head. Raises `GatewayError` for one that cannot be sent."""
+    line = f"{name}: {value}"
+    if _UNSENDABLE.search(line):
+        words = f"header {name[:64]!r} of the answer holds a control character, or bytes that are not UTF-8"
+        raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
+    return line
 
 
 @lru_cache(maxsize=1)

@@ -21,7 +21,7 @@ from gateway.codec import Framing, Share, divided, joined, read_share, release
 from gateway.config.schema import Batch
 from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError
 from gateway.exchange import Attempt, Exchange
-from gateway.headers import HeaderLines, Headers
+from gateway.headers import Headers
 from gateway.pacing import Pacer
 from gateway.plan import Plan
 from gateway.policy.admission import Reservation
@@ -277,12 +277,9 @@ async def _answers(members: list[Member], serve: Serve) -> list[Answered | None]
         _record(call.exchange, members)
 
 
-def _without_cookies(crossing: HeaderLines | None) -> HeaderLines | None:
+def _without_cookies(crossing: str) -> str:
     """*crossing* without cookies: several clients get these fields, and would share a session."""
-    if crossing is None or "\nset-cookie:" not in f"\n{crossing.text}".lower():
-        return crossing
-    lines = [line for line in crossing.text.split("\r\n") if not line.lower().startswith("set-cookie:")]
-    return msgspec.structs.replace(crossing, text="\r\n".join(lines), n_lines=len(lines)) if lines else None
+    return "\r\n".join(line for line in crossing.split("\r\n") if not line.lower().startswith("set-cookie:"))
 
 
 def _joined_call(first: Call, request_id: str) -> Call:

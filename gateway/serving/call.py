@@ -23,7 +23,6 @@ from gateway.codec import HEADER_LENGTH, error_body, inflated_beginning, release
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Attempt, Exchange
-from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
 from gateway.plan import BackendPlan, Plan
 from gateway.policy.crossing import Fields, transcoded_to_client
@@ -42,7 +41,7 @@ log = logging.getLogger("gateway")
 
 T = TypeVar("T")
 
-Answered = tuple[InferReply, HeaderLines | None]
+Answered = tuple[InferReply, str]
 """The client's reply, made of a decoded answer, and the fields of the answer's head that cross."""
 
 

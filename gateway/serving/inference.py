@@ -13,7 +13,6 @@ from gateway.codec import HEADER_LENGTH, WHOLE_BYTES, Coding, Framing, choose_co
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, blamed
 from gateway.exchange import Format
-from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
 from gateway.policy.crossing import Fields
 from gateway.serving.batching import serve_batched
@@ -168,7 +167,7 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared, speech: V2) -
     return answered
 
 
-async def _reply(call: Call, answered: InferReply, lines: HeaderLines | None, framing: Framing) -> None:
+async def _reply(call: Call, answered: InferReply, lines: str, framing: Framing) -> None:
     """Send the reply: the JSON header and the blobs without joining them, with the fields in *lines*."""
     headers = Fields()
     if answered.is_binary:

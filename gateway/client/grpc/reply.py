@@ -21,7 +21,7 @@ from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Stream
 from gateway.codec import HEADER_LENGTH, InferAnswer, OutputSelection
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
 from gateway.exchange import Exchange
-from gateway.headers import HeaderLines, Pairs
+from gateway.headers import Pairs
 from gateway.pacing import Pacer
 from gateway.plan import Plan
 
@@ -74,9 +74,7 @@ class GrpcReply:
         """See `Reply.whole`."""
         await self.buffers(status, headers, (body,))
 
-    async def begin(
-        self, status: int, headers: Pairs, length: int | None, reason: str = "", lines: HeaderLines | None = None
-    ) -> None:
+    async def begin(self, status: int, headers: Pairs, length: int | None, reason: str = "", lines: str = "") -> None:
         """See `Reply.begin`. Nothing goes out before `end`, so another attempt may begin again."""
         self._begun = status, tuple(headers)
         self._pieces.clear()
@@ -97,7 +95,7 @@ class GrpcReply:
         status: int,
         headers: Pairs,
         buffers: Sequence[Buffer],
-        lines: HeaderLines | None = None,
+        lines: str = "",
         reason: str = "",
     ) -> None:
         """Send what HTTP would send as *buffers*, as a message. Raises `GatewayError` for what cannot be made one."""
@@ -184,7 +182,7 @@ class GrpcReply:
 
     # How it goes out
 
-    async def send(self, headers: Pairs, message: list[Buffer], lines: HeaderLines | None = None) -> int:
+    async def send(self, headers: Pairs, message: list[Buffer], lines: str = "") -> int:
         """Send *message* and the status OK; how many bytes it has. Raises `ConnectionError` when the client left."""
         stream = self._stream
         n_bytes = sum(map(len, message))
@@ -199,11 +197,11 @@ class GrpcReply:
         self.has_begun = True
         self._stream.finish(OK_HEAD + self._metadata(headers) + status_fields(status, words))
 
-    def _metadata(self, headers: Pairs, lines: HeaderLines | None = None) -> bytes:
+    def _metadata(self, headers: Pairs, lines: str = "") -> bytes:
         """What crosses of *headers* and *lines* as metadata, and what every reply has, as HPACK."""
         said = [f"{name}: {value}" for name, value in headers]
-        if lines is not None:
-            said += lines.text.split("\r\n")
+        if lines:
+            said += lines.split("\r\n")
         own = [_REQUEST_ID, encoded_string(self._exchange.request_id)]
         if self._plan.timing is not None:
             own.append(encoded([("server-timing", self._plan.timing(self._exchange))]))
@@ -246,7 +244,7 @@ class StreamedReply(GrpcReply):
         self._before = before
         self._ends_with_errors = ends_with_errors
 
-    async def send(self, headers: Pairs, message: list[Buffer], lines: HeaderLines | None = None) -> int:
+    async def send(self, headers: Pairs, message: list[Buffer], lines: str = "") -> int:
         """Send *message* as one of the stream."""
         n_bytes = sum(map(len, message))
         return await self._send_next(headers, [_STREAM_ANSWER_TAG, varint(n_bytes), *message], lines)
@@ -264,7 +262,7 @@ class StreamedReply(GrpcReply):
             head = b"" if self._stream.is_answered else OK_HEAD + self._metadata(headers)
             self._stream.finish(head + status_fields(status, words))
 
-    async def _send_next(self, headers: Pairs, message: list[Buffer], lines: HeaderLines | None = None) -> int:
+    async def _send_next(self, headers: Pairs, message: list[Buffer], lines: str = "") -> int:
         await self._turn()
         stream = self._stream
         n_bytes = sum(map(len, message))
