@@ -47,9 +47,6 @@ FIRST_HEAD_S = 1.0
 LOOK_S = 0.02
 """How often draining checks whether anything is still in flight."""
 
-NEW_BACKENDS_S = 0.25
-"""How long a reload waits until new backends have looked up their host names; slower ones go on beside the requests."""
-
 KEPT_BYTES = 8 * 1024 * 1024
 """How much freed memory at the top of the heap stays with the process. An array of at least half this size is mapped
 from the kernel by itself, and unmapped when it is freed."""
@@ -107,7 +104,6 @@ class Change:
 
     config: Config
     serving: Serving
-    """New backends have been started; changed backends are started by `commit`."""
     tls: TlsContext | None
     """That of the clients' listeners."""
     tracing: Tracing | None
@@ -124,7 +120,7 @@ class DataPlane:
         """
         self.config = config
         self.counting = Counting(deliver)
-        plan = Plan.of(config, name)
+        plan = Plan(config, name)
         upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
         self._access_log = _access_log(config)
         self._tracing = _tracing(config, None)
@@ -244,7 +240,7 @@ class DataPlane:
         """Build the parts for *config* beside the running ones. Raises `ConfigError` or `OSError`."""
         running = self.gateway.serving.upstreams
         try:
-            plan = Plan.of(config, self.gateway.serving.plan.name)
+            plan = Plan(config, self.gateway.serving.plan.name)
             tls = TlsContext.following(self.server.tls, "tls", config.tls)
             upstreams = {
                 name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
@@ -254,23 +250,12 @@ class DataPlane:
             tracing = await asyncio.to_thread(_tracing, config, self._tracing)
         except ConfigError as error:
             raise ConfigError(without_hidden_paths(config, str(error))) from None
-        change = Change(config, Serving(plan, upstreams), tls, tracing)
-        beginning = [self._begin(_start(upstreams[name])) for name in upstreams.keys() - running.keys()]
-        if beginning:
-            try:
-                await asyncio.wait(beginning, timeout=NEW_BACKENDS_S)
-            except BaseException:
-                await self.abandon(change)
-                raise
-        return change
+        return Change(config, Serving(plan, upstreams), tls, tracing)
 
     async def abandon(self, change: Change) -> None:
         """Close what `prepare` has started for *change*."""
         if change.tracing is not None and change.tracing is not self._tracing:
             await change.tracing.close()
-        for name in change.serving.upstreams.keys() - self.gateway.serving.upstreams.keys():
-            change.serving.upstreams[name].retire()
-            await change.serving.upstreams[name].close()
 
     async def commit(self, change: Change) -> None:
         """Serve by the prepared *change* from now on; requests in flight keep the configuration they began with."""
@@ -283,12 +268,13 @@ class DataPlane:
         self._access_log = _access_log(config)
         change_logging(config.logging.level, config.logging.format)
         self._trace_by(change.tracing)
-        for name, upstream in before.items():
-            if name not in now:
+        for upstream in now.values():
+            if before.get(upstream.name) is not upstream:
+                self._begin(_start(upstream))
+        for upstream in before.values():
+            if upstream.name not in now:
                 upstream.retire()
                 self._retired.add(upstream)
-            elif now[name] is not upstream:
-                self._begin(_start(now[name]))
         await asyncio.sleep(0)  # lets the upstreams that were just started take over
         await self._expect()
 
@@ -302,11 +288,8 @@ class DataPlane:
     def _keeps(self, backend: BackendPlan) -> bool:
         """Whether the running backend can serve *backend* unchanged. Not with TLS: its files may have changed."""
         before = self.gateway.serving.plan.backends.get(backend.name)
-        return (
-            before is not None
-            and (before.fingerprint, before.max_connections) == (backend.fingerprint, backend.max_connections)
-            and not certificates.uses_tls(backend.settings.endpoints)
-        )
+        is_same = before is not None and before.fingerprint == backend.fingerprint
+        return is_same and not certificates.uses_tls(backend.settings.endpoints)
 
     def _begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -5,20 +5,18 @@ Not here: running state. Requests in flight, connections, the memory budget and 
 
 import fnmatch
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.codec import HeaderLimits, ModelDescription, TensorPolicy
-from gateway.config import Backend, Compression, Config, Limits
+from gateway.codec import HeaderLimits, ModelDescription
+from gateway.config import Config
 from gateway.config.schema import Batch
 from gateway.config.tokens import read_tokens
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.policy.access import Access
 from gateway.policy.crossing import BackendHeaders, went_through
@@ -35,28 +33,31 @@ KEPT_CHARACTERS = 512
 """How many matches are kept by host and target, and how long host and target together may be to be kept."""
 
 
-@dataclass(frozen=True, slots=True)
 class BackendPlan:
-    """One backend of the configuration."""
+    """One backend of the configuration; immutable."""
 
-    name: str
-    settings: Backend
-    headers: BackendHeaders
-    """Which headers the backend gets."""
-    tensor_policy: TensorPolicy
-    """How tensors are written in JSON for the backend."""
-    max_connections: int
-    fingerprint: str
-    """The name and a digest of the settings, which is part of the key of kept answers. So when a reload has changed the
-    backend, no old answer is used, not even one that a request of the old plan fetches later."""
-    workers: int = 1
-    """How many processes share the gateway's limits."""
-    base_paths: tuple[str, ...] = ()
-    """The paths in the endpoints' URLs, which go before every path."""
-    models: Mapping[str, ModelDescription] = field(default_factory=dict)
-    """The configuration's descriptions of the backend's models, by pattern."""
-    batches: bool = False
-    """Whether requests for any of the backend's models are batched."""
+    def __init__(self, config: Config, name: str) -> None:
+        self.name = name
+        self.settings = settings = config.backends[name]
+        replaced = TRACE_HEADERS if config.tracing is not None else ()
+        self.headers = BackendHeaders(settings.headers.set, settings.headers.remove, replaced)
+        """Which headers the backend gets."""
+        self.tensor_policy = settings.tensor_policy
+        """How tensors are written in JSON for the backend."""
+        self.max_connections = config.max_connections(name)
+        self.workers = config.workers
+        """How many processes share the gateway's limits."""
+        self.base_paths = {path for url in settings.endpoints if (path := urlsplit(url).path)}
+        """The paths in the endpoints' URLs, which go before every path."""
+        self.models = {pattern: model.description for pattern, model in settings.models.items()}
+        """The configuration's descriptions of the backend's models, by pattern."""
+        batches = [settings.batch, *(model.batch for model in settings.models.values() if model.batch is not None)]
+        self.batches = any(batch.max_size > 1 for batch in batches)
+        """Whether requests for any of the backend's models are batched."""
+        text = msgspec.json.encode((settings, self.max_connections), enc_hook=str)
+        self.fingerprint = f"{name} {hashlib.blake2b(text, digest_size=16).hexdigest()}"
+        """The name and a digest of the settings, which is part of the key of kept answers. So when a reload has changed
+        the backend, no old answer is used, not even one that a request of the old plan fetches later."""
 
     def described(self, model: str) -> ModelDescription:
         """The configuration's description of *model*, by its first matching pattern; an empty one without a match."""
@@ -64,70 +65,36 @@ class BackendPlan:
 
     def batch(self, model: str) -> Batch:
         """How requests for *model* are batched."""
-        own = configured_for(self.settings.models, model, None)
-        return own.batch or self.settings.batch if own is not None else self.settings.batch
+        configured = configured_for(self.settings.models, model, None)
+        return configured.batch or self.settings.batch if configured is not None else self.settings.batch
 
 
-@dataclass(frozen=True, slots=True)
 class Plan:
-    """The part of a configuration by which requests are served."""
+    """The part of a configuration by which requests are served; immutable."""
 
-    access: Access
-    router: Router
-    backends: Mapping[str, BackendPlan]
-    limits: Limits
-    header_limits: HeaderLimits
-    compression: Compression
-    recover_header_length: bool
-    proxies: TrustedProxies | None
-    """The trusted proxies in front of the gateway; None if there are none."""
-    timing: Callable[[Exchange], str] | None
-    """Makes the `Server-Timing` of replies; None if they have none."""
-    name: str
-    """The name of this gateway in `Via`; all its workers share the name, and no other gateway has it."""
-    via: tuple[str, str]
-    """The header field that names this gateway."""
-    matches: dict[tuple[str, str], Match] = field(default_factory=dict, compare=False)
-    """Matches that `route` has found, by host and target."""
-
-    @classmethod
-    def of(cls, config: Config, name: str) -> "Plan":
-        """The plan for *config* and the gateway called *name*.
+    def __init__(self, config: Config, name: str) -> None:
+        """The plan of the gateway called *name*, by which `Via` names it: all its workers, and no other gateway.
 
         Reads `access.tokens_file`. Raises `ConfigError` if the file cannot be used.
         """
-        limits = config.limits
-        replaced = TRACE_HEADERS if config.tracing is not None else ()
-        backends = {
-            backend: BackendPlan(
-                backend,
-                settings,
-                BackendHeaders(settings.headers.set, settings.headers.remove, replaced),
-                settings.tensor_policy,
-                config.max_connections(backend),
-                _fingerprint(backend, settings),
-                config.workers,
-                tuple({path for url in settings.endpoints if (path := urlsplit(url).path)}),
-                {pattern: model.description for pattern, model in settings.models.items()},
-                any(batch.max_size > 1 for batch in _batches_of(settings)),
-            )
-            for backend, settings in config.backends.items()
-        }
         access = config.access
         tokens = read_tokens(Path(access.tokens_file)) if access.tokens_file is not None else None
-        return cls(
-            Access(tokens, access.deny),
-            Router(config.routes, {backend: settings.sticky for backend, settings in config.backends.items()}),
-            backends,
-            limits,
-            HeaderLimits(limits.header, limits.tensors),
-            config.compression,
-            config.recover_header_length,
-            TrustedProxies(config.trusted_proxies) if config.trusted_proxies else None,
-            server_timing if config.logging.server_timing else None,
-            name,
-            ("Via", f"1.1 {name}"),
-        )
+        self.access = Access(tokens, access.deny)
+        self.router = _router(config)
+        self.backends = {backend: BackendPlan(config, backend) for backend in config.backends}
+        self.limits = config.limits
+        self.header_limits = HeaderLimits(config.limits.header, config.limits.tensors)
+        self.compression = config.compression
+        self.recover_header_length = config.recover_header_length
+        self.proxies = TrustedProxies(config.trusted_proxies) if config.trusted_proxies else None
+        """The trusted proxies in front of the gateway; None if there are none."""
+        self.timing = server_timing if config.logging.server_timing else None
+        """Makes the `Server-Timing` of replies; None if they have none."""
+        self.name = name
+        self.via = "Via", f"1.1 {name}"
+        """The header field that names this gateway."""
+        self._matches: dict[tuple[str, str], Match] = {}
+        """Matches that `route` has found, by host and target."""
 
     def route(self, method: str, host: str, target: str, headers: Headers) -> Match:
         """Find where a request goes; *target* is its raw path and query. The last matches are kept (`KEPT_MATCHES`).
@@ -141,13 +108,13 @@ class Plan:
                 "this request has passed through this gateway before: one of its backends leads back to it",
                 status=508,
             )
-        match = self.matches.get((host, target))
+        match = self._matches.get((host, target))
         if match is None:
             match = self._match(method, host, target)
             if len(host) + len(target) <= KEPT_CHARACTERS:
-                if len(self.matches) >= KEPT_MATCHES:
-                    self.matches.clear()
-                self.matches[host, target] = match
+                if len(self._matches) >= KEPT_MATCHES:
+                    self._matches.clear()
+                self._matches[host, target] = match
         return match
 
     def _match(self, method: str, host: str, target: str) -> Match:
@@ -174,7 +141,7 @@ def who_answers(config: Config) -> str:
     """Words for people: which backends answer paths of no model, such as `/v2`; empty if no routes are configured."""
     if not config.routes:
         return ""
-    match = Router(config.routes, {name: each.sticky for name, each in config.backends.items()}).match("", "/v2")
+    match = _router(config).match("", "/v2")
     backends = " or ".join(match.destination.weights) if match is not None else ""
     return f"; /v2 and health: {backends or 'the gateway, for all of them'}"
 
@@ -187,10 +154,5 @@ def configured_for(by_pattern: Mapping[str, T], model: str, otherwise: T) -> T:
     return otherwise
 
 
-def _batches_of(settings: Backend) -> list[Batch]:
-    return [settings.batch, *(model.batch for model in settings.models.values() if model.batch is not None)]
-
-
-def _fingerprint(name: str, settings: Backend) -> str:
-    text = msgspec.json.encode(settings, enc_hook=str)
-    return f"{name} {hashlib.blake2b(text, digest_size=16).hexdigest()}"
+def _router(config: Config) -> Router:
+    return Router(config.routes, {name: backend.sticky for name, backend in config.backends.items()})

@@ -29,7 +29,7 @@ def upstream_to(url: str, settings: str = "") -> Upstream:
 def upstream_of(urls: Sequence[str], settings: str = "", before: Upstream | None = None) -> Upstream:
     """As `upstream_to`, for a backend of several endpoints, and maybe after a reload."""
     config = parse(f"backends: {{main: {{endpoints: [{', '.join(map(repr, urls))}], {settings}}}}}")
-    return Upstream(Plan.of(config, "test").backends["main"], before)
+    return Upstream(Plan(config, "test").backends["main"], before)
 
 
 def whole(text: bytes) -> Body:

@@ -90,7 +90,7 @@ async def serving() -> AsyncIterator[Server]:
 
 def plan_of(url: str, settings: str) -> BackendPlan:
     config = parse(f"backends: {{main: {{endpoints: ['{url}'], {settings}}}}}")
-    return Plan.of(config, "test").backends["main"]
+    return Plan(config, "test").backends["main"]
 
 
 @asynccontextmanager

@@ -638,7 +638,7 @@ async def test_a_reload_keeps_names_that_stay_and_forgets_those_that_do_not(monk
 
     def plan_of(*urls: str) -> Any:
         config = parse(f"backends: {{main: {{endpoints: {list(urls)}, dns_refresh: 1h}}}}")
-        return Plan.of(config, "test").backends["main"]
+        return Plan(config, "test").backends["main"]
 
     first = Upstream(plan_of(URL, "http://old.example:8000"))
     await first.start()

@@ -310,7 +310,7 @@ async def outcome(upstream: Upstream, number: int) -> str:
 
 async def test_each_worker_holds_its_share_of_the_retries_that_are_always_allowed() -> None:
     config = parse("workers: 4\nbackends: {main: {endpoints: ['http://127.0.0.1:9']}}").share()
-    upstream = Upstream(Plan.of(config, "test").backends["main"])
+    upstream = Upstream(Plan(config, "test").backends["main"])
     n_retries = 0
     while upstream.retry.is_within_budget(0, n_retries):
         n_retries += 1

@@ -114,7 +114,7 @@ async def test_metadata_of_a_backend_that_has_changed_is_asked_for_again() -> No
 
 def test_a_backend_has_another_fingerprint_where_anything_of_it_differs() -> None:
     def fingerprint(backend: str) -> str:
-        return Plan.of(parse(f"backends: {{a: {{{backend}}}}}"), "g").backends["a"].fingerprint
+        return Plan(parse(f"backends: {{a: {{{backend}}}}}"), "g").backends["a"].fingerprint
 
     first = fingerprint("endpoints: ['http://x:1']")
     assert fingerprint("endpoints: ['http://x:1'], keep_alive: 4s") == first  # the default
