@@ -28,33 +28,25 @@ class RecentCalls:
     """How many calls and retries one backend has had in the last `BUDGET_S` seconds, by whole seconds."""
 
     def __init__(self) -> None:
-        self._second = self._n_calls = self._n_retries = 0  # this second, and what it has had
-        self._calls = deque([0] * (BUDGET_S - 1), BUDGET_S - 1)  # in each of the seconds before
-        self._retries = deque([0] * (BUDGET_S - 1), BUDGET_S - 1)
+        self._seconds = deque[list[int]](maxlen=BUDGET_S)  # each with its calls and its retries
 
     def count_call(self, now_s: float) -> None:
         """Count one call, whatever becomes of it."""
-        self._advance(int(now_s))
-        self._n_calls += 1
+        self._this_second(int(now_s))[1] += 1
 
     def count_retry(self, now_s: float) -> None:
         """Count one retry; the call that it belongs to is counted already."""
-        self._advance(int(now_s))
-        self._n_retries += 1
+        self._this_second(int(now_s))[2] += 1
 
     def totals(self, now_s: float) -> tuple[int, int]:
         """The calls and the retries of the last `BUDGET_S` seconds."""
-        self._advance(int(now_s))
-        return self._n_calls + sum(self._calls), self._n_retries + sum(self._retries)
+        recent = [each for each in self._seconds if each[0] > int(now_s) - BUDGET_S]
+        return sum(calls for _, calls, _ in recent), sum(retries for _, _, retries in recent)
 
-    def _advance(self, second: int) -> None:
-        if second == self._second:
-            return
-        for _ in range(min(second - self._second, BUDGET_S)):
-            self._calls.append(self._n_calls)
-            self._retries.append(self._n_retries)
-            self._n_calls = self._n_retries = 0
-        self._second = second
+    def _this_second(self, second: int) -> list[int]:
+        if not self._seconds or self._seconds[-1][0] != second:
+            self._seconds.append([second, 0, 0])
+        return self._seconds[-1]
 
 
 @dataclass(frozen=True, slots=True)
