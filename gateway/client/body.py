@@ -12,7 +12,7 @@ from gateway.codec import Coding, Framing, Inflater, parse_content_encoding, par
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed
 from gateway.exchange import Exchange
 from gateway.pacing import Pacer
-from gateway.policy.admission import LOOK_S, MAX_WAIT_S, SMALL_BYTES, Admission, Claim, Reservation, Upload
+from gateway.policy.admission import LOOK_S, MAX_WAIT_S, SMALL_BYTES, Admission, Claim, Reservation
 
 
 class ClientBody:
@@ -29,7 +29,6 @@ class ClientBody:
         "_pacer",
         "_request",
         "_reservation",
-        "_upload",
     )
 
     def __init__(
@@ -43,7 +42,6 @@ class ClientBody:
         self._max_bytes = int(max_bytes)  # a `config.Size` would print its unit in messages that say "bytes"
         self._pacer = pacer
         self._reservation: Reservation | None = None
-        self._upload: Upload | None = None  # while the body is read as it arrives
         self._answer_bytes = 0
         self._answer_room = 0  # reserved bytes that the request has left to its answer
         self._beyond_bytes = 0  # bytes that `reserve` took without room for them
@@ -61,8 +59,7 @@ class ClientBody:
             self._reservation = Reservation(admission)
             await self._take(n_bytes, 0)
             if not self._connection.has_arrived:
-                self._upload = Upload(self._reservation, self._fail)
-                admission.begin(self._upload)
+                self._reservation.begin_upload(self._connection.upload, self._fail)
 
     async def take_slot(self) -> None:
         """Take a slot of `limits.concurrent_requests` for an admitted body that is complete, or that is relayed.
@@ -87,7 +84,7 @@ class ClientBody:
             reservation.hold(n_bytes)
         else:
             now_s = asyncio.get_running_loop().time()
-            claim = Claim(reservation, n_bytes, 0, now_s, lambda: None, is_whole=True)
+            claim = Claim(reservation, n_bytes, 0, now_s, lambda: True)
             if admission.wait(claim, now_s):
                 admission.look(now_s)
             if not claim.is_granted:
@@ -105,9 +102,8 @@ class ClientBody:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         verdict = asyncio.Event()
-        until_s, has_arrived = began_s + MAX_WAIT_S, self._connection.has_arrived
-        claim = Claim(reservation, n_bytes, n_slots, until_s, verdict.set, is_whole=has_arrived)
-        claim.has_come = lambda: self._connection.has_arrived
+        until_s, connection = began_s + MAX_WAIT_S, self._connection
+        claim = Claim(reservation, n_bytes, n_slots, until_s, lambda: connection.has_arrived, verdict.set)
         if admission.wait(claim, began_s):
             _plan_look(admission, loop)
             try:
@@ -146,16 +142,9 @@ class ClientBody:
 
     def release(self) -> None:
         """Give back everything that was reserved."""
-        self._end_upload()
         if self._reservation is not None:
             self._reservation.release()
             self._reservation = None
-
-    def _end_upload(self) -> None:
-        """End the upload: the body is complete, or will not be read any more."""
-        if self._upload is not None:
-            self._admission.end(self._upload)
-            self._upload = None
 
     def framing(self) -> Framing:
         """The framing of an inference by the client's headers: where its JSON ends. Raises `GatewayError`."""
@@ -180,7 +169,8 @@ class ClientBody:
             body = memoryview(whole)
         else:
             body = await self._read_growing(coding, is_admitted=length is not None)
-        self._end_upload()
+        assert self._reservation is not None
+        self._reservation.end_upload()
         await self.take_slot()
         return body
 
@@ -248,18 +238,8 @@ class ClientBody:
         return b"".join(pieces)
 
     async def _read(self) -> bytes:
-        """`Served.read_more`, with bytes counted in the exchange, and bytes and waiting time in the upload."""
-        upload = self._upload
-        if upload is None:
-            chunk = await self._connection.read_more()
-        else:
-            now_s = asyncio.get_running_loop().time
-            chunk = b""
-            upload.begin_wait(now_s())
-            try:
-                chunk = await self._connection.read_more()
-            finally:
-                upload.end_wait(now_s(), len(chunk))
+        """`Served.read_more`, with bytes counted in the exchange."""
+        chunk = await self._connection.read_more()
         self._exchange.client_request_bytes += len(chunk)
         return chunk
 

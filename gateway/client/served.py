@@ -28,11 +28,11 @@ class Served(Incoming):
         "_client",
         "_failure",
         "_pacer",
-        "_upload",
         "is_answered",
         "is_expecting",
         "keeps_alive",
         "out",
+        "upload",
         "waiter",
     )
 
@@ -49,7 +49,8 @@ class Served(Incoming):
         """Whether the client waits for `100 Continue` before it sends its body."""
         self._failure: Exception | None = None
         self._pacer: Pacer | None = None  # of a chunked body
-        self._upload = Upload()
+        self.upload = Upload()
+        """How fast the body comes."""
         self.waiter: Waiter | None = None
         """The waiter of `read_more`, while it waits for bytes."""
 
@@ -102,7 +103,7 @@ class Served(Incoming):
             self.expect_until_end()  # its own end is not known
             self.fail(GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {error}"))
             return self.read_arrived()
-        self._upload.received_bytes += len(chunk)
+        self.upload.received_bytes += len(chunk)
         if client.held_bytes:  # without held bytes there is nothing to count, and reading is not paused
             client.count()
             client.read_on()
@@ -114,25 +115,25 @@ class Served(Incoming):
         if self.is_expecting:  # the body is welcome, or nobody would read it
             self.is_expecting = False
             self.out.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._upload.begin_waiting(client.time())
+        self.upload.begin_waiting(client.time())
         self.waiter = Waiter(asyncio.get_running_loop())
         try:
             await self.waiter
         finally:
             self.waiter = None
-            self._upload.end_waiting(client.time())
+            self.upload.end_waiting(client.time())
 
     @property
     def is_awaited(self) -> bool:
         """Whether more of the body is waited for at the moment."""
-        return self._upload.is_awaited
+        return self.upload.is_awaited
 
     def fail_if_slow(self, now_s: float, limit_s: float) -> bool:
         """Let the current read raise SLOW_CLIENT if the client is too slow; True if it is.
 
         Only the time in which the gateway waits for the client counts.
         """
-        words = self._upload.find_slowness(now_s, limit_s)
+        words = self.upload.find_slowness(now_s, limit_s)
         if words is None:
             return False
         words = f"the client sent its body too slowly: {words} (limits.body_timeout)"

@@ -12,8 +12,11 @@ by thousands of connections costs one pass over them in `LOOK_S`. Not here: whic
 """
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
+
+from gateway.policy.slowness import Upload
 
 SMALL_BYTES = 64 * 1024
 """The largest body of a small request."""
@@ -49,8 +52,9 @@ class Admission:
         """The bytes reserved for bodies, and those of answers that have come."""
         self.waiting: list[Claim] = []
         """The claims without a verdict, in the order in which they are granted."""
+        self.uploads: set[Reservation] = set()
+        """Those of bodies that are read as they come."""
         self._unread_bytes = 0
-        self._uploads: set[Upload] = set()
         self._look_at_s: float | None = None
         self._looked_at_s = self._none_slow_until_s = float("-inf")
 
@@ -91,20 +95,12 @@ class Admission:
         has_bytes = not n_bytes or held_bytes <= max_bytes
         return has_bytes and (not n_slots or self.requests - freed_slots < max_requests)
 
-    def begin(self, upload: "Upload") -> None:
-        """Watch *upload* while its body is read: it gives way to others if it is slow."""
-        self._uploads.add(upload)
-
-    def end(self, upload: "Upload") -> None:
-        """Stop watching *upload*; a second call does nothing."""
-        self._uploads.discard(upload)
-
     def wait(self, claim: "Claim", now_s: float) -> bool:
         """Let *claim* wait for a verdict; False if no other upload may soon be slow, so that waiting is of no use."""
         if now_s < self._none_slow_until_s:
             return False
-        own = claim.reservation
-        if not any(each.reservation is not own and each.may_be_slow_soon(now_s) for each in self._uploads):
+        others = self.uploads - {claim.reservation}
+        if not any(each.may_be_slow_soon(now_s) for each in others):
             self._none_slow_until_s = now_s + LOOK_S
             return False
         insort(self.waiting, claim, key=_rank)
@@ -130,10 +126,8 @@ class Admission:
     def look(self, now_s: float) -> None:
         """Decide about all waiting claims: end slow uploads where a claim then fits, refuse claims that cannot fit."""
         self._looked_at_s = now_s
-        for claim in self.waiting:
-            claim.is_whole = claim.is_whole or claim.has_come()
         self.waiting.sort(key=_rank)
-        slow = _Slow(self._uploads, now_s)
+        slow = _Slow(self.uploads, now_s)
         for claim in self.waiting.copy():
             self._decide(claim, slow, now_s)
 
@@ -143,7 +137,7 @@ class Admission:
         An upload that is ended may give back its bytes at once, and `serve` then grants this claim or others.
         """
         # when this look has ended its last upload, the room left is for bodies that are complete, not for uploads
-        may_take = slow.n_left > 0 or claim.is_whole
+        may_take = slow.n_left > 0 or claim.is_whole()
         while claim.is_granted is None:
             # 1. There is room.
             if may_take and claim.take():
@@ -168,16 +162,18 @@ class Admission:
         The upload's bytes are given back at once. Its slot follows a few turns of the event loop later, when its
         connection to a backend is free as well.
         """
-        upload = slow.take_slowest()
-        held, own_bytes = upload.reservation, claim.reservation.n_bytes
+        held, own_bytes = slow.take_slowest(), claim.reservation.n_bytes
+        upload, fail = held.upload, held.fail
         if held.n_bytes and not self.has_room(own_bytes, claim.n_bytes, 0):
             reason = "memory was needed for other requests (limits.in_flight_bytes)"
         elif held.n_slots and not self.has_room(own_bytes + claim.n_bytes, 0, claim.n_slots):
             reason = "its place was needed for other requests (limits.concurrent_requests)"
         else:
             return
-        self.end(upload)
-        upload.fail(f"{upload.bytes_per_s(now_s):.0f} bytes a second in {upload.waited_s(now_s):.1f} s, and {reason}")
+        assert upload is not None
+        assert fail is not None
+        held.end_upload()
+        fail(f"{upload.bytes_per_s(now_s):.0f} bytes a second in {upload.waited_s(now_s):.1f} s, and {reason}")
         held.hold(-held.n_bytes)
         slow.promised_slots += held.n_slots
 
@@ -199,6 +195,10 @@ class Reservation:
     admission: Admission
     n_bytes: int = 0
     n_slots: int = 0
+    upload: Upload | None = None
+    """How fast the body comes; None if it is complete, or is not read yet."""
+    fail: Callable[[str], None] | None = None
+    """Ends the upload; its argument says in words how fast the upload was, and why it is ended."""
 
     def take(self, n_bytes: int, n_slots: int = 0) -> bool:
         """Take *n_bytes* more, and *n_slots* among the concurrent requests; False if there is no room for both."""
@@ -216,51 +216,24 @@ class Reservation:
         self.n_bytes += n_bytes
         self.admission.reserved_bytes += n_bytes
 
-    def release(self) -> None:
-        """Give back everything; claims that wait and fit now are granted."""
-        admission = self.admission
-        admission.reserved_bytes -= self.n_bytes
-        admission.requests -= self.n_slots
-        self.n_bytes = self.n_slots = 0
-        if admission.waiting:
-            admission.serve()
+    def begin_upload(self, upload: Upload, fail: Callable[[str], None]) -> None:
+        """Give way to others from now on if *upload* is slow, by *fail*."""
+        self.upload, self.fail = upload, fail
+        self.admission.uploads.add(self)
 
-
-@dataclass(slots=True, eq=False)
-class Upload:
-    """How fast a body arrives that is being read. Only the time in which its client is waited for counts."""
-
-    reservation: Reservation
-    fail: Callable[[str], None]
-    """Ends the upload; its argument says in words how fast the upload was, and why it is ended."""
-    _received_bytes: int = 0
-    _waited_s: float = 0.0
-    _waits_since_s: float | None = None
-
-    def begin_wait(self, now_s: float) -> None:
-        """The client is waited for from now on."""
-        self._waits_since_s = now_s
-
-    def end_wait(self, now_s: float, n_bytes: int) -> None:
-        """The client is waited for no longer; *n_bytes* came."""
-        self._waited_s = self.waited_s(now_s)
-        self._waits_since_s = None
-        self._received_bytes += n_bytes
-
-    def waited_s(self, now_s: float) -> float:
-        """How long the client has been waited for in all."""
-        return self._waited_s + (0.0 if self._waits_since_s is None else now_s - self._waits_since_s)
-
-    def bytes_per_s(self, now_s: float) -> float:
-        """The average rate while the client was waited for; 0 at the very beginning."""
-        waited_s = self.waited_s(now_s)
-        return self._received_bytes / waited_s if waited_s > 0 else 0.0
+    def end_upload(self) -> None:
+        """The body is complete, or is not read any more."""
+        if self.upload is not None:
+            self.upload = self.fail = None
+            self.admission.uploads.remove(self)
 
     def is_slow(self, now_s: float) -> bool:
         """Whether the upload may be ended to make room; never while the gateway itself does not read."""
-        waited_s = self.waited_s(now_s)
-        is_waited_for = self._waits_since_s is not None
-        return is_waited_for and waited_s > SLOW_AFTER_S and self._received_bytes < SLOW_BYTES_PER_S * waited_s
+        upload = self.upload
+        if upload is None or not upload.is_awaited:
+            return False
+        waited_s = upload.waited_s(now_s)
+        return waited_s > SLOW_AFTER_S and upload.received_bytes < SLOW_BYTES_PER_S * waited_s
 
     def may_be_slow_soon(self, now_s: float) -> bool:
         """Whether the upload may be ended by now, or within `MAX_WAIT_S` if nothing more comes.
@@ -268,7 +241,18 @@ class Upload:
         Without the time ahead, a client that reconnects and each time sends a little at once would never count as slow
         at its beginning.
         """
-        return self._received_bytes < SLOW_BYTES_PER_S * (self.waited_s(now_s) + MAX_WAIT_S)
+        upload = self.upload
+        return upload is not None and upload.received_bytes < SLOW_BYTES_PER_S * (upload.waited_s(now_s) + MAX_WAIT_S)
+
+    def release(self) -> None:
+        """Give back everything; claims that wait and fit now are granted."""
+        self.end_upload()
+        admission = self.admission
+        admission.reserved_bytes -= self.n_bytes
+        admission.requests -= self.n_slots
+        self.n_bytes = self.n_slots = 0
+        if admission.waiting:
+            admission.serve()
 
 
 @dataclass(slots=True, eq=False)
@@ -279,12 +263,10 @@ class Claim:
     n_bytes: int
     n_slots: int
     until_s: float
-    wake: Callable[[], None]
+    is_whole: Callable[[], bool]
+    """Asks whether the body is complete by now, so that it is no slow upload."""
+    wake: Callable[[], object] = bool
     """Called when there is a verdict, one look after `until_s` at the latest."""
-    is_whole: bool = False
-    """Whether the body is complete, so that it is no slow upload."""
-    has_come: Callable[[], bool] = bool
-    """Asks whether the body is complete by now."""
     is_granted: bool | None = None
     """The verdict; None while the claim waits. Bytes and slots that are granted are in the reservation."""
 
@@ -303,7 +285,7 @@ def _rank(claim: Claim) -> tuple[bool, int]:
 
     Then the smallest first: wherever a larger claim fits a smaller one fits, too, except for a request that is alone.
     """
-    return not claim.is_whole, claim.reservation.n_bytes + claim.n_bytes
+    return not claim.is_whole(), claim.reservation.n_bytes + claim.n_bytes
 
 
 class _Slow:
@@ -312,26 +294,27 @@ class _Slow:
     `n_bytes` and `n_slots` are those of slow uploads, `soon_bytes` and `soon_slots` those of all that may soon be slow.
     """
 
-    def __init__(self, uploads: set[Upload], now_s: float) -> None:
+    def __init__(self, uploads: Iterable[Reservation], now_s: float) -> None:
         self.n_bytes = self.n_slots = self.soon_bytes = self.soon_slots = 0
         self.promised_slots = 0
         """Slots of uploads that were ended; the uploads have not given them back yet."""
         self.n_left = ENDED_AT_ONCE
-        self.uploads = []
-        for upload in uploads:
-            if upload.may_be_slow_soon(now_s):
-                is_slow = upload.is_slow(now_s)
-                self._count(upload.reservation, 1, is_slow)
+        slow = []
+        for held in uploads:
+            if held.upload is not None and held.may_be_slow_soon(now_s):
+                is_slow = held.is_slow(now_s)
+                self._count(held, 1, is_slow)
                 if is_slow:
-                    self.uploads.append(upload)
-        self.uploads.sort(key=lambda upload: upload.bytes_per_s(now_s), reverse=True)
+                    slow.append((held.upload.bytes_per_s(now_s), held))
+        slow.sort(key=itemgetter(0), reverse=True)
+        self.uploads = [held for _, held in slow]
 
-    def take_slowest(self) -> Upload:
-        """Remove the slowest upload from `uploads` and return it."""
-        upload = self.uploads.pop()
+    def take_slowest(self) -> Reservation:
+        """Remove the slowest upload from `uploads` and return what it holds."""
+        held = self.uploads.pop()
         self.n_left -= 1
-        self._count(upload.reservation, -1, True)
-        return upload
+        self._count(held, -1, True)
+        return held
 
     def _count(self, held: Reservation, sign: int, is_slow: bool) -> None:
         self.soon_bytes += sign * held.n_bytes

@@ -44,16 +44,23 @@ class Upload:
 
     def end_waiting(self, now_s: float) -> None:
         """End what `begin_waiting` began; does nothing if it was not called."""
-        if self._since_s is not None:
-            self._waited_s += now_s - self._since_s
-            self._since_s = None
+        self._waited_s = self.waited_s(now_s)
+        self._since_s = None
+
+    def waited_s(self, now_s: float) -> float:
+        """How long the client has been waited for in all."""
+        return self._waited_s + (0.0 if self._since_s is None else now_s - self._since_s)
+
+    def bytes_per_s(self, now_s: float) -> float:
+        """The average rate while the client was waited for; 0 at the very beginning."""
+        waited_s = self.waited_s(now_s)
+        return self.received_bytes / waited_s if waited_s > 0 else 0.0
 
     def find_slowness(self, now_s: float, limit_s: float) -> str | None:
         """As the function `find_slowness`; None while the client is not waited for."""
         if self._since_s is None:
             return None
-        silent_s = now_s - self._since_s
-        return find_slowness(self.received_bytes, self._waited_s + silent_s, silent_s, limit_s)
+        return find_slowness(self.received_bytes, self.waited_s(now_s), now_s - self._since_s, limit_s)
 
 
 class Backlog:

@@ -12,8 +12,8 @@ from gateway.policy.admission import (
     Admission,
     Claim,
     Reservation,
-    Upload,
 )
+from gateway.policy.slowness import Upload
 
 KIB, MIB = 1024, 1024 * 1024
 NOW_S = 100.0
@@ -125,7 +125,7 @@ class Attacked:
 
     def upload(
         self, name: str, n_bytes: int, waited_s: float, received: float, n_slots: int = 0, *, is_read: bool = True
-    ) -> Upload:
+    ) -> Reservation:
         """One that has *received* so many bytes in *waited_s*; *is_read*: its client is waited for now."""
         reservation = Reservation(self.admission)
         assert reservation.take(n_bytes, n_slots)
@@ -133,19 +133,19 @@ class Attacked:
         def fail(words: str) -> None:
             self.ended[name] = words
 
-        upload = Upload(reservation, fail)
-        upload.begin_wait(NOW_S - waited_s)
-        upload.end_wait(NOW_S, int(received))
+        upload = Upload(int(received))
+        upload.begin_waiting(NOW_S - waited_s)
+        upload.end_waiting(NOW_S)
         if is_read:
-            upload.begin_wait(NOW_S)
-        self.admission.begin(upload)
-        return upload
+            upload.begin_waiting(NOW_S)
+        reservation.begin_upload(upload, fail)
+        return reservation
 
     def claim(self, n_bytes: int, n_slots: int = 0, *, own_bytes: int = 0) -> Claim:
         """One that waits."""
         reservation = Reservation(self.admission)
         assert reservation.take(own_bytes)
-        claim = Claim(reservation, n_bytes, n_slots, UNTIL_S, lambda: None)
+        claim = Claim(reservation, n_bytes, n_slots, UNTIL_S, lambda: False)
         assert not claim.take()
         assert self.admission.wait(claim, NOW_S)
         return claim
@@ -223,7 +223,7 @@ def test_slots_that_slow_relayed_uploads_hold_are_given_back_too() -> None:
     attacked.admission.look(NOW_S)
     assert claim.is_granted is None
     assert attacked.admission.held_bytes == 3 * MIB + 10
-    relayed.reservation.release()  # when its connection to the backend is free
+    relayed.release()  # when its connection to the backend is free
     assert claim.is_granted
     assert attacked.ended == {
         "relayed": "9216 bytes a second in 3.0 s, and its place was needed for other requests "
@@ -234,8 +234,8 @@ def test_slots_that_slow_relayed_uploads_hold_are_given_back_too() -> None:
 
 def test_what_an_ended_upload_gives_back_at_once_is_granted_once() -> None:
     attacked = Attacked()
-    upload = attacked.upload("a", 15 * MIB, 9, 5)
-    upload.fail = lambda words: upload.reservation.release()
+    held = attacked.upload("a", 15 * MIB, 9, 5)
+    held.fail = lambda words: held.release()
     claims = [attacked.claim(2 * MIB), attacked.claim(3 * MIB)]
     attacked.admission.look(NOW_S)
     assert [(each.is_granted, each.reservation.n_bytes) for each in claims] == [(True, 2 * MIB), (True, 3 * MIB)]
@@ -244,13 +244,14 @@ def test_what_an_ended_upload_gives_back_at_once_is_granted_once() -> None:
 
 def test_time_in_which_the_gateway_does_not_read_is_not_the_clients() -> None:
     attacked = Attacked()
-    upload = attacked.upload("a", 15 * MIB, 1, 100 * KIB, is_read=False)
+    upload = attacked.upload("a", 15 * MIB, 1, 100 * KIB, is_read=False).upload
+    assert upload is not None
     attacked.upload("b", 0, 1, 0)
     claim = attacked.claim(MIB)
     claim.until_s = NOW_S + 9
     assert attacked.look(claim, NOW_S + 1.5) == (None, [])
     assert (upload.waited_s(NOW_S + 1.5), upload.bytes_per_s(NOW_S + 1.5)) == (1, 100 * KIB)
-    upload.begin_wait(NOW_S + 1.5)
+    upload.begin_waiting(NOW_S + 1.5)
     assert attacked.look(claim, NOW_S + 2.4) == (None, [])
     assert attacked.look(claim, NOW_S + 2.6) == (True, ["a"])
 
@@ -262,8 +263,7 @@ def test_what_is_given_back_goes_to_those_that_wait_the_smallest_first() -> None
     large, second, small = attacked.claim(8 * MIB), attacked.claim(3 * MIB), attacked.claim(2 * MIB)
     gone = attacked.claim(MIB)
     attacked.admission.leave(gone)
-    leaves.reservation.release()
-    attacked.admission.end(leaves)
+    leaves.release()
     assert [each.is_granted for each in (large, second, small, gone)] == [None, True, True, None]
     assert attacked.admission.held_bytes == 12 * MIB
     attacked.admission.look(NOW_S)
@@ -274,7 +274,7 @@ def test_nothing_waits_where_no_upload_is_slow() -> None:
     attacked = Attacked()
     attacked.upload("a", 8 * MIB, 1, 300 * KIB)
     growing = attacked.upload("b", 7 * MIB, 9, 0, is_read=False)  # no upload waits for itself
-    claim = Claim(growing.reservation, 2 * MIB, 0, UNTIL_S, lambda: None)
+    claim = Claim(growing, 2 * MIB, 0, UNTIL_S, lambda: False)
     assert not attacked.admission.wait(claim, NOW_S)
 
 
@@ -284,10 +284,10 @@ def test_bodies_that_are_there_come_before_uploads_and_small_ones_before_large_o
     upload, large, small = attacked.claim(0, 1), attacked.claim(0, 1, own_bytes=1000), attacked.claim(0, 1, own_bytes=9)
     for claim in (large, small):
         attacked.admission.leave(claim)
-        claim.is_whole = True
+        claim.is_whole = lambda: True
         assert attacked.admission.wait(claim, NOW_S)
     granted = []
-    for reservation in (gone[0].reservation, gone[1].reservation, small.reservation):
+    for reservation in (*gone, small.reservation):
         reservation.release()
         granted.append([each.is_granted for each in (upload, large, small)])
     assert granted == [[None, None, True], [None, True, True], [True, True, True]]
@@ -297,7 +297,7 @@ def test_a_body_that_comes_to_its_end_while_it_waits_comes_before_uploads() -> N
     attacked = Attacked()
     attacked.upload("a", 15 * MIB, 3, SLOW)
     smaller, has_come = attacked.claim(14 * MIB), attacked.claim(15 * MIB)
-    has_come.has_come = lambda: True
+    has_come.is_whole = lambda: True
     attacked.admission.look(NOW_S)
     assert (smaller.is_granted, has_come.is_granted) == (False, True)
 
@@ -308,7 +308,7 @@ def test_what_is_freed_for_a_claim_in_several_looks_is_not_taken_by_uploads_that
     for number in range(n_uploads):
         attacked.upload(str(number), SMALL_BYTES, 3, 5)
     whole, beginning = attacked.claim(6 * MIB), [attacked.claim(SMALL_BYTES) for _ in range(n_uploads)]
-    whole.has_come = lambda: True
+    whole.is_whole = lambda: True
     attacked.admission.look(NOW_S)
     assert len(attacked.ended) == ENDED_AT_ONCE
     assert whole.is_granted is None

@@ -72,7 +72,8 @@ class Stream:
         self._failure: Exception | None = None
         self._waiter: Waiter | None = None  # of `more`
         self._room_waiter: Waiter | None = None  # of `write`
-        self._upload = Upload()  # of the message that comes
+        self.upload = Upload()
+        """How fast the message comes."""
         self._backlog: Backlog | None = None  # while a reply waits for room, to its end
         self._written_bytes = 0
 
@@ -89,14 +90,14 @@ class Stream:
     @property
     def is_between(self) -> bool:
         """Whether the next message is waited for, and the client may take its time."""
-        return self._waiter is not None and not self._upload.is_awaited
+        return self._waiter is not None and not self.upload.is_awaited
 
     # What comes
 
     def feed(self, data: Buffer) -> None:
         """Keep *data*, which has come."""
         self.unread += data
-        self._upload.received_bytes += len(data)
+        self.upload.received_bytes += len(data)
         wake_soon(self._waiter)
 
     def end(self) -> None:
@@ -136,25 +137,25 @@ class Stream:
             self._send(WINDOW_UPDATE, n_bytes - self.window)
             self.window = n_bytes
         if not is_idle:
-            self._upload.begin_waiting(self.connection.time())
+            self.upload.begin_waiting(self.connection.time())
         self._waiter = Waiter(self.connection.owner.loop)
         try:
             await self._waiter
         finally:
             self._waiter = None
-            self._upload.end_waiting(self.connection.time())
+            self.upload.end_waiting(self.connection.time())
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
     def forgive(self) -> None:
         """Judge the client's speed anew: between two messages of a stream it may take its time."""
-        self._upload = Upload()
+        self.upload = Upload()
 
     def look(self, now_s: float, limits: Limits) -> str:
         """End the call if the client is too slow; the limit that says so, empty if none does."""
-        if self.connection.out.is_behind and self._upload.is_awaited:
-            self._upload.begin_waiting(now_s)  # anew: nothing is read from the client meanwhile
-        if words := self._upload.find_slowness(now_s, limits.body_timeout):
+        if self.connection.out.is_behind and self.upload.is_awaited:
+            self.upload.begin_waiting(now_s)  # anew: nothing is read from the client meanwhile
+        if words := self.upload.find_slowness(now_s, limits.body_timeout):
             words = f"the client sent its message too slowly: {words} (limits.body_timeout)"
             self.break_off(GatewayError(ErrorKind.SLOW_CLIENT, words))
             return "body_timeout"
@@ -302,6 +303,11 @@ class Message:
             words = f"{PREFIX_BYTES + self.length} bytes, and its content-length is {self._content_length}"
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed call: its message takes {words}")
         return True
+
+    @property
+    def upload(self) -> Upload:
+        """How fast it comes."""
+        return self.stream.upload
 
     @property
     def has_arrived(self) -> bool:
