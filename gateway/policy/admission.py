@@ -99,8 +99,8 @@ class Admission:
         """Let *claim* wait for a verdict; False if no other upload may soon be slow, so that waiting is of no use."""
         if now_s < self._none_slow_until_s:
             return False
-        others = self.uploads - {claim.reservation}
-        if not any(each.may_be_slow_soon(now_s) for each in others):
+        own = claim.reservation
+        if not any(each is not own and each.may_be_slow_soon(now_s) for each in self.uploads):
             self._none_slow_until_s = now_s + LOOK_S
             return False
         insort(self.waiting, claim, key=_rank)
