@@ -26,7 +26,7 @@ from gateway.config import Config, without_hidden_paths
 from gateway.config.tokens import token_problems
 from gateway.errors import ConfigError, ErrorKind
 from gateway.exchange import Exchange
-from gateway.plan import BackendPlan, Plan
+from gateway.plan import Plan
 from gateway.serving.call import Serving
 from gateway.serving.gateway import Gateway
 from gateway.telemetry.access_log import AccessLog, FailureLog
@@ -242,10 +242,7 @@ class DataPlane:
         try:
             plan = Plan(config, self.gateway.serving.plan.name)
             tls = TlsContext.following(self.server.tls, "tls", config.tls)
-            upstreams = {
-                name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
-                for name, backend in plan.backends.items()
-            }
+            upstreams = {name: Upstream(backend, running.get(name)) for name, backend in plan.backends.items()}
             # last, since it may begin a thread; importing OpenTelemetry would hold the loop for a third of a second
             tracing = await asyncio.to_thread(_tracing, config, self._tracing)
         except ConfigError as error:
@@ -269,8 +266,7 @@ class DataPlane:
         change_logging(config.logging.level, config.logging.format)
         self._trace_by(change.tracing)
         for upstream in now.values():
-            if before.get(upstream.name) is not upstream:
-                self._begin(_start(upstream))
+            self._begin(_start(upstream))
         for upstream in before.values():
             if upstream.name not in now:
                 upstream.retire()
@@ -284,12 +280,6 @@ class DataPlane:
         self.gateway.begin_trace = tracing.begin if tracing is not None else None
         if before is not None and before is not tracing:
             self._begin(before.close())
-
-    def _keeps(self, backend: BackendPlan) -> bool:
-        """Whether the running backend can serve *backend* unchanged. Not with TLS: its files may have changed."""
-        before = self.gateway.serving.plan.backends.get(backend.name)
-        is_same = before is not None and before.fingerprint == backend.fingerprint
-        return is_same and not certificates.uses_tls(backend.settings.endpoints)
 
     def _begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -314,7 +304,6 @@ class DataPlane:
             if not (self.gateway.in_flight or self.server.n_unfinished_heads() or is_awaited):
                 break
             await asyncio.sleep(min(LOOK_S, left))
-            await self.gateway.wait_until_idle(ends_at - loop.time())
         cut_off = self.gateway.in_flight + self.server.n_unfinished_heads()
         if cut_off:
             log.warning("shutdown.grace is over: %d requests in flight are cut off", cut_off)

@@ -54,7 +54,7 @@ class BackendPlan:
         batches = [settings.batch, *(model.batch for model in settings.models.values() if model.batch is not None)]
         self.batches = any(batch.max_size > 1 for batch in batches)
         """Whether requests for any of the backend's models are batched."""
-        text = msgspec.json.encode((settings, self.max_connections), enc_hook=str)
+        text = msgspec.json.encode(settings, enc_hook=str)
         self.fingerprint = f"{name} {hashlib.blake2b(text, digest_size=16).hexdigest()}"
         """The name and a digest of the settings, which is part of the key of kept answers. So when a reload has changed
         the backend, no old answer is used, not even one that a request of the old plan fetches later."""

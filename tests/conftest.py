@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,15 @@ class Client:
         """Post *header* and *blobs* with the right header length."""
         text = json.dumps(header).encode()
         return await self.infer(text + b"".join(blobs), len(text), **options)
+
+    async def wait_until_idle(self, timeout_s: float) -> int:
+        """Wait until no request is in flight, at most *timeout_s*, and return how many still are."""
+        handler = self.gateway.gateway
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while handler.in_flight:
+                    await asyncio.sleep(0.005)
+        return handler.in_flight
 
     async def metrics(self) -> dict[str, float]:
         """Every sample of the gateway's metrics, by its name with labels."""

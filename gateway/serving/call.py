@@ -89,7 +89,8 @@ class Call:
         destination = self.match.destination
         self.sticky_key = key = sequence_id or destination.header_key(self.request.headers)
         name = self.exchange.backend = destination.only or destination.pick(key or str(random.getrandbits(64)))
-        self.upstream, self.backend = self.serving.upstreams[name], self.plan.backends[name]
+        self.upstream = upstream = self.serving.upstreams[name]
+        self.backend = upstream.plan
         if self.request.deadline_s is not None:
             self.begin_total()
 

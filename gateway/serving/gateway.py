@@ -7,7 +7,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from gateway.backend.metadata import ModelMetadata
@@ -54,7 +53,6 @@ class Gateway:
         self.in_flight = 0
         self.is_draining = False
         self._record = record
-        self._idle: asyncio.Event | None = None  # while `wait_until_idle` waits
 
     def replace(self, serving: Serving) -> None:
         """Serve new requests by *serving*; requests in flight keep the one that they began with."""
@@ -103,8 +101,6 @@ class Gateway:
         finally:
             self.in_flight -= 1
             LOAD.requests -= 1
-            if self._idle is not None and self.in_flight == 0:
-                self._idle.set()
             call.body.release()
             if call.counted_for is not None:
                 self.clients.end(call.counted_for)
@@ -159,14 +155,6 @@ class Gateway:
         exchange.backend = match.destination.only or "none"
         exchange.model = match.model
         return match
-
-    async def wait_until_idle(self, timeout_s: float) -> int:
-        """Wait until no request is in flight, at most *timeout_s*, and return how many still are."""
-        self._idle = asyncio.Event()
-        if self.in_flight:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
-        return self.in_flight
 
     async def close(self) -> None:
         """Cancel the fetching of metadata."""

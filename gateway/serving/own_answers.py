@@ -179,7 +179,7 @@ async def _index(call: Call) -> bytes:
 
 async def _listed(call: Call, upstream: Upstream, body: bytes) -> list[Any] | None:
     """One backend's models under the clients' names; None if the backend has no index, or cannot be asked."""
-    call.upstream, call.backend = upstream, call.plan.backends[upstream.name]
+    call.upstream, call.backend = upstream, upstream.plan
 
     async def read(answer: Answer) -> Any:
         text = await answer.read_whole(MAX_BYTES, "the index of models")

@@ -78,7 +78,7 @@ async def test_odd_requests_get_sound_replies_and_never_a_500(
             continue
         assert len(reply.all("x-request-id")) == 1, request
     assert replies > 75
-    assert await client.gateway.gateway.wait_until_idle(5) == 0
+    assert await client.wait_until_idle(5) == 0
     assert client.gateway.gateway.admission.held_bytes == 0
     # the backend behind the gateway is an aiohttp server too, and has lines of its own
     assert [record.getMessage() for record in caplog.records if record.name != "aiohttp.server"] == []

@@ -136,7 +136,7 @@ async def test_a_request_is_freed_when_its_answer_begins(way: str, form: str) ->
         assert admission.requests == 1
         assert admission.held_bytes >= len(body)
         may_go.set()
-        await client.gateway.gateway.wait_until_idle(5)
+        await client.wait_until_idle(5)
         assert (admission.held_bytes, admission.requests) == (0, 0)
 
 
@@ -218,7 +218,7 @@ async def test_answers_are_counted_while_they_are_held_and_given_back(server: Js
             await asyncio.sleep(0.001)
         assert reading.result().body.endswith(array.tobytes())
         assert array.nbytes <= most < 1.5 * array.nbytes  # the answer takes the room that its request had
-        await client.gateway.gateway.wait_until_idle(5)
+        await client.wait_until_idle(5)
         assert (admission.held_bytes, admission.requests) == (0, 0)
 
 

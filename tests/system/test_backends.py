@@ -333,7 +333,7 @@ async def test_a_client_that_leaves_cancels_the_call() -> None:
             await asyncio.sleep(0.005)
         writer.close()
         await asyncio.wait_for(liar.connections[0].ended.wait(), 5)
-        await asyncio.wait_for(client.gateway.gateway.wait_until_idle(5), 5)
+        await asyncio.wait_for(client.wait_until_idle(5), 5)
         metrics = await client.metrics()
         assert metrics['tensor_gateway_requests_total{code="499",model="other",protocol="http",route="main"}'] == 1
         assert metrics['tensor_gateway_errors_total{blame="client",reason="client_closed",route="main"}'] == 1

@@ -48,7 +48,7 @@ async def test_a_client_that_leaves_with_the_last_byte_of_a_relayed_answer_count
     async with lying(script) as liar, running(liar.url) as client:
         async with connect(client.url) as raw:
             assert (await raw.exchange(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")).body == b"{}"
-        assert await client.gateway.gateway.wait_until_idle(5) == 0
+        assert await client.wait_until_idle(5) == 0
         metrics = await client.metrics()
         assert metrics['tensor_gateway_requests_total{code="200",model="other",protocol="http",route="main"}'] == 1
         ended.set()

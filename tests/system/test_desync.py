@@ -143,7 +143,7 @@ async def test_an_answer_that_comes_before_the_upload_has_ended_is_passed_on_and
         reply = await sender.reply()
         assert (reply.status, reply.values("Connection")) == (int(status[:3]), ["close"])
         assert reply.body == b'{"error": "early"}'
-        assert await client.gateway.gateway.wait_until_idle(10) == 0
+        assert await client.wait_until_idle(10) == 0
         metrics = await client.metrics()
         assert total(metrics, "errors_total", reason="internal") == 0
         assert total(metrics, "upstream_connections") == 0

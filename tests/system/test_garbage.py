@@ -143,5 +143,5 @@ async def test_a_client_that_leaves_leaves_nothing_large() -> None:
         with collecting() as found:
             with pytest.raises(TimeoutError):
                 await client.infer_binary(HEADER, X.tobytes(), timeout=aiohttp.ClientTimeout(total=0.5))
-            assert await client.gateway.gateway.wait_until_idle(5.0) == 0
+            assert await client.wait_until_idle(5.0) == 0
         assert large(found) == []

@@ -181,7 +181,7 @@ async def test_slow_uploads_do_not_shut_others_out(
         else:
             assert attack.ended == Counter()  # they hold little memory and no slot, so they are in nobody's way
         admission = client.gateway.gateway.admission
-        await client.gateway.gateway.wait_until_idle(5)
+        await client.wait_until_idle(5)
         assert (admission.held_bytes, admission.requests) == (0, 0)
 
 

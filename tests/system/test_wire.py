@@ -56,7 +56,7 @@ async def test_chunks_that_break_later_than_the_head_are_refused_at_once(path: b
         head, body = await read_reply(reader)
         assert head.split()[1] == b"400"
         assert "malformed HTTP body" in json.loads(body)["error"]
-        assert await client.gateway.gateway.wait_until_idle(5) == 0
+        assert await client.wait_until_idle(5) == 0
 
 
 async def test_a_trailer_is_no_header_of_the_next_request(client: Client, server: JsonServer) -> None:
@@ -217,7 +217,7 @@ async def test_an_answer_that_comes_before_its_upload_ends_the_upload_and_its_re
         head, body = await read_reply(reader)
         assert (head.split()[1], body) == (status[:3].encode(), b'{"error":"no"}')
         writer.write(bytes(100_000))
-        assert await client.gateway.gateway.wait_until_idle(5) == 0
+        assert await client.wait_until_idle(5) == 0
         assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
@@ -303,7 +303,7 @@ async def test_a_client_that_closes_its_sending_side_counts_as_gone() -> None:
         writer.write(INFER)
         writer.write_eof()
         assert await reader.read() == b""
-        assert await client.gateway.gateway.wait_until_idle(5) == 0
+        assert await client.wait_until_idle(5) == 0
 
 
 @pytest.mark.parametrize("target", ["/v2/models/secret#x/infer", "/a?b#c"])
