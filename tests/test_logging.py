@@ -379,7 +379,7 @@ routes: [{{name: gone, path_prefix: /gone, backend: gone}}, {{name: all, backend
 
 TROUBLE = """
 import sys, warnings, logging, threading
-from gateway.serving import gateway
+from gateway.serving import relaying
 
 async def broken(*_):
     warnings.warn("a library warns")
@@ -389,7 +389,7 @@ async def broken(*_):
     thread.join()  # what Python prints of it would stand in the middle of a line
     raise RuntimeError("a bug")
 
-gateway.server_metadata = broken
+relaying._advertise = broken
 from gateway.__main__ import main
 sys.exit(main())
 """

@@ -157,33 +157,15 @@ class Call:
 
     # The request to the backend, and its answer
 
-    def asked(
-        self,
-        fields: Fields,
-        body: Body,
-        *,
-        target: str | None = None,
-        is_read_whole: bool = False,
-        is_passed: bool = False,
-    ) -> BackendRequest:
-        """The request to the backend on behalf of the client, with *fields* and those of `with_own`.
+    def asked(self, fields: Fields, body: Body, target: str = "", method: str = "", **flags: bool) -> BackendRequest:
+        """A request to the backend with *fields*, `Via` and `X-Request-Id`; *flags* are those of `BackendRequest`.
 
-        *target* is the raw path and query, if the backend's differ from the protocol's. *is_read_whole* and *is_passed*
-        are those of `BackendRequest`.
+        *target*, the raw path and query, and *method* are those of the client unless they are given.
         """
-        return BackendRequest(
-            self.request.method,
-            self.match.target if target is None else target,
-            self.with_own(fields),
-            body,
-            trace=self.backend.headers.trace(self.exchange.trace),
-            is_read_whole=is_read_whole,
-            is_passed=is_passed,
-        )
-
-    def with_own(self, headers: Fields) -> Fields:
-        """*headers*, `Via` and `X-Request-Id`, which the gateway adds to every request to a backend."""
-        return [*headers, self.plan.via, ("X-Request-Id", self.exchange.request_id)]
+        method, target = method or self.request.method, target or self.match.target
+        headers = [*fields, self.plan.via, ("X-Request-Id", self.exchange.request_id)]
+        trace = self.backend.headers.trace(self.exchange.trace)
+        return BackendRequest(method, target, headers, body, trace=trace, **flags)
 
     def send(self, asked: BackendRequest, read: Read[T], transcode: Transcode[T] | None = None) -> Awaitable[T]:
         """Send *asked* and *read* the answer, with retries as long as the reply has not begun.
@@ -206,15 +188,8 @@ class Call:
 
         The attempts are added to *attempts*, or else to those of the exchange.
         """
-        asked = BackendRequest(
-            "GET",
-            path,
-            self.with_own(self.backend.headers.metadata(self.request)),
-            Body(),
-            is_metadata=self.exchange.is_inference,
-            trace=self.backend.headers.trace(self.exchange.trace),
-            is_read_whole=True,
-        )
+        fields, is_inference = self.backend.headers.metadata(self.request), self.exchange.is_inference
+        asked = self.asked(fields, Body(), path, "GET", is_metadata=is_inference, is_read_whole=True)
         attempts = self.exchange.attempts if attempts is None else attempts
         return self.upstream.call(asked, attempts, read, total_at=self.total_at)
 

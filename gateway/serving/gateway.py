@@ -1,6 +1,6 @@
 """Every request of a process, from its head to its record.
 
-`Gateway.handle` finds out where a request goes. Then `infer`, `relay`, `server_metadata` or `own_answers` serve it.
+`Gateway.handle` finds out where a request goes. Then `infer`, `relay` or `own_answers` serve it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from gateway.serving import own_answers
 from gateway.serving.call import Call, Serving
 from gateway.serving.foreign import Foreign, dialect_of
 from gateway.serving.inference import infer
-from gateway.serving.relaying import relay, server_metadata
+from gateway.serving.relaying import relay
 
 WARNED_CLIENTS = 1000
 """How many client addresses without header length are remembered, so that each is warned of once in a while."""
@@ -164,11 +164,8 @@ class Gateway:
 async def _serve_other(call: Call) -> None:
     """Serve a request that is no inference. Raises `GatewayError`."""
     call.choose()
-    kind = call.match.kind
-    dialect = None if kind is PathKind.OTHER else await dialect_of(call)
-    if dialect is not None:
-        await own_answers.answer(Foreign(call, dialect))
-    elif kind is PathKind.SERVER_METADATA and call.request.method == "GET":
-        await server_metadata(call)
-    else:
+    dialect = None if call.match.kind is PathKind.OTHER else await dialect_of(call)
+    if dialect is None:
         await relay(call)
+    else:
+        await own_answers.answer(Foreign(call, dialect))

@@ -74,7 +74,7 @@ async def _transcoded(call: Call, framing: Framing, body: memoryview) -> tuple[B
             call.let_go(answer, *prepared.request.views, body, *(framing.blobs or ()))
         return await _decoded(call, answer, prepared, speech), answer.transcoded_lines()
 
-    asked = call.asked(headers.transcoded(call.request), json_body, target=speech.target, is_read_whole=True)
+    asked = call.asked(headers.transcoded(call.request), json_body, speech.target, is_read_whole=True)
     return asked, read
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gateway import __version__
-from gateway.backend.asking import BackendRequest, Body
+from gateway.backend.asking import Body
 from gateway.backend.attempt import Answer
 from gateway.backend.metadata import MAX_BYTES
 from gateway.backend.upstream import Upstream
@@ -185,8 +185,8 @@ async def _listed(call: Call, upstream: Upstream, body: bytes) -> list[Any] | No
         text = await answer.read_whole(MAX_BYTES, "the index of models")
         return msgspec.json.decode(text) if answer.status == 200 else None
 
-    fields = call.with_own([*call.backend.headers.metadata(call.request), JSON])
-    asked = BackendRequest("POST", INDEX, fields, Body(whole=body or b"{}"), is_metadata=True, is_read_whole=True)
+    fields = [*call.backend.headers.metadata(call.request), JSON]
+    asked = call.asked(fields, Body(whole=body or b"{}"), INDEX, is_metadata=True, is_read_whole=True)
     try:
         call.plan.check_path(INDEX, call.backend)
         models = await upstream.call(asked, call.exchange.attempts, read, total_at=call.begin_total())

@@ -51,12 +51,12 @@ async def relay(call: Call) -> None:
     elif request.method not in ("GET", "HEAD"):
         await call.body.admit(0)
     # tritonclient's asyncio client accepts gzip, but does not inflate metadata and health
-    is_read_raw = match.kind is PathKind.V2 and request.method in ("GET", "HEAD")
+    is_read_raw = match.kind is not PathKind.OTHER and request.method in ("GET", "HEAD")
     headers = wanted.relayed_uncoded(request) if match.is_renamed or is_read_raw else wanted.relayed(request)
 
     async def read(answer: Answer) -> None:
         if answer.status < 400 or match.kind is PathKind.OTHER:
-            await stream(call, answer)
+            await (_advertise if _is_server_metadata(call, answer) else stream)(call, answer)
             return
         error = await call.backend_error(answer)
         text = await own_answers.instead(call, answer.status)
@@ -71,27 +71,19 @@ async def relay(call: Call) -> None:
             call.shared.metadata.forget(call.backend.fingerprint, reloaded)
 
 
-async def server_metadata(call: Call) -> None:
-    """Serve `GET /v2`: the backend's answer, with the binary extension added to its extensions (protocol 8)."""
+def _is_server_metadata(call: Call, answer: Answer) -> bool:
+    """Whether *answer* may hold the server's metadata, to which the extension is added (protocol 8)."""
+    is_asked = call.match.kind is PathKind.SERVER_METADATA and call.request.method == "GET"
+    is_short = (answer.content_length or 0) <= METADATA_BYTES
+    return is_asked and answer.status == 200 and is_short and "content-encoding" not in answer.headers
 
-    async def read(answer: Answer) -> tuple[bytes, Fields] | None:
-        if answer.status >= 400:
-            raise await call.backend_error(answer)
-        length = answer.content_length or 0
-        if answer.status != 200 or length > METADATA_BYTES or "content-encoding" in answer.headers:
-            await stream(call, answer)
-            return None
-        text = await answer.read_whole(METADATA_BYTES, "the server's metadata")
-        return text, relayed_to_client(answer.headers)
 
-    described = await call.send(call.asked(call.backend.headers.relayed_uncoded(call.request), Body()), read)
-    if described is None:
-        return
-    text, crossing = described
+async def _advertise(call: Call, answer: Answer) -> None:
+    """Pass on the server's metadata, with the binary extension added to its extensions."""
+    text = await answer.read_whole(METADATA_BYTES, "the server's metadata")
     advertised = with_extension(text)
-    if advertised != text:
-        crossing = _without(crossing, "etag")
-    await call.reply.whole(200, crossing, advertised)
+    crossing = relayed_to_client(answer.headers)
+    await call.reply.whole(200, crossing if advertised == text else _without(crossing, "etag"), advertised)
 
 
 async def pass_through(

@@ -45,8 +45,8 @@ class Prepared(NamedTuple):
 class V2:
     """How one inference is put to its backend."""
 
-    target: str | None = None
-    """The raw path and query for the backend; None: those of the client."""
+    target = ""
+    """The raw path and query for the backend; empty: those of the client."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
