@@ -15,7 +15,7 @@ class Headers:
     Names match in any case of letters. The methods take names in lower case, which saves the conversion.
     """
 
-    __slots__ = ("_repeated", "first", "pairs")
+    __slots__ = ("_has_repeated", "first", "pairs")
 
     def __init__(self, pairs: Pairs = ()) -> None:
         """*pairs* are names and values as they came."""
@@ -23,13 +23,10 @@ class Headers:
         self.pairs: tuple[tuple[str, str], ...] = pairs
         """Names and values as they came, in order."""
         first = {name.lower(): value for name, value in pairs}
-        self._repeated: dict[str, list[str]] | None = None
-        if len(first) < len(pairs):
-            repeated: dict[str, list[str]] = {}
-            self._repeated = repeated
-            for name, value in pairs:
-                repeated.setdefault(name.lower(), []).append(value)
-            first = {name: values[0] for name, values in repeated.items()}
+        self._has_repeated = len(first) < len(pairs)
+        if self._has_repeated:
+            first = {name.lower(): value for name, value in reversed(pairs)}
+            first = {name.lower(): first[name.lower()] for name, _ in pairs}
         self.first: Mapping[str, str] = first
         """The first value of each field by its name in lower case, in order; the fastest way to look a field up."""
 
@@ -39,16 +36,14 @@ class Headers:
 
     def all(self, name: str) -> list[str]:
         """Every value of the field *name* (lower case), in order; empty if there is none."""
-        if self._repeated is not None:
-            return self._repeated.get(name, [])
+        if self._has_repeated:
+            return [value for each, value in self.pairs if each.lower() == name]
         value = self.first.get(name)
         return [] if value is None else [value]
 
     def joined(self, name: str) -> str:
         """All values of the list field *name* (RFC 9110 section 5.3), joined with commas; empty if there is none."""
-        if self._repeated is not None:
-            return ", ".join(self._repeated.get(name, ()))
-        return self.first.get(name, "")
+        return ", ".join(self.all(name)) if self._has_repeated else self.first.get(name, "")
 
     def __contains__(self, name: str) -> bool:
         return name in self.first

@@ -220,7 +220,7 @@ class Lane:
             error = GatewayError(ErrorKind.INTERNAL, f"internal error: {type(bug).__name__}")
         for member, reply in zip(members, replies, strict=True):
             if error is not None and not member.has_left:
-                member.verdict.set_exception(_copy(error))
+                member.verdict.set_exception(error)
             elif not member.has_left:
                 member.verdict.set_result(reply)
         if error is not None or None not in replies:
@@ -353,13 +353,6 @@ def _cancel_if_left(task: "asyncio.Task[None]", members: list[Member], _: "async
     """Cancel a batch if all of its clients have left."""
     if all(member.has_left for member in members):
         task.cancel()
-
-
-def _copy(error: GatewayError) -> GatewayError:
-    """A copy of *error* for another client: an exception that several tasks raise would mix up their tracebacks."""
-    return GatewayError(
-        error.kind, error.message, headers=error.headers, status=error.status, body=error.body, sent=error.sent
-    )
 
 
 class _JoinedBody(ClientBody):
