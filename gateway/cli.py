@@ -6,14 +6,14 @@ Not here: how the gateway is put together (`app`) and run (`process`).
 
 import argparse
 import asyncio
-import functools
 import logging
 import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -44,9 +44,6 @@ _OF_KSERVE = ("predictor_host", "model_name", "http_port")
 
 The configuration has these values as `${PREDICTOR_HOST}`, `${MODEL_NAME}` and `${HTTP_PORT}`; docs/kubernetes.md.
 """
-
-COMPLETE_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-"""How shells complete an argument that is a file: a copy of `shtab.FILE`, since shtab may not be installed."""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
@@ -109,108 +106,59 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tensor-gateway {__version__}")
-    parser.add_argument(
-        "--print-completion", action=_PrintCompletion, choices=("bash", "zsh", "tcsh"), help="completion for this shell"
-    )
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="{serve,check,schema,doctor,demo}")
 
-    serve = commands.add_parser(
-        "serve",
-        help="run the gateway",
-        description="Run the gateway until SIGTERM or SIGINT; requests in flight are then finished. SIGHUP reads the "
-        "file again: it takes effect as a whole, or, if anything in it is wrong, not at all.",
-    )
-    serve.set_defaults(run=_serve, usage=serve)
-    add = functools.partial(_add, serve)
-    add("source", "FILE|URL", "the same as --config FILE or --backend URL", nargs="?")
-    add("--config", "FILE", "serve what this YAML file configures")
-    add(
-        "--backend", "URL", "serve in front of this one JSON-only server, such as http://127.0.0.1:8000, without a file"
-    )
-    add("--listen", "[HOST:]PORT", "with --backend: where clients connect (default 127.0.0.1:8080)")
-    add("--admin", "[HOST:]PORT", "with --backend: metrics and health (default 127.0.0.1:9090)")
-    add("--grpc", "[HOST:]PORT", "with --backend: where clients of gRPC connect (default: nowhere)")
-    add("--workers", "N", "with --backend: processes that share the port (default 1; auto: one per core)")
+    def command(run: Callable[[argparse.Namespace], int], words: str) -> Callable[..., argparse.Action]:
+        known = commands.add_parser(run.__name__.lstrip("_"), help=words, description=run.__doc__)
+        known.set_defaults(run=run, usage=known)
+        return known.add_argument
+
+    add = command(_serve, "run the gateway")
+    add("source", metavar="FILE|URL", help="the same as --config FILE or --backend URL", nargs="?")
+    add("--config", metavar="FILE", help="serve what this YAML file configures")
+    add("--backend", metavar="URL", help="serve in front of this one server, such as http://127.0.0.1:8000")
+    address = "[HOST:]PORT"
+    add("--listen", metavar=address, help="with --backend: where clients connect (default 127.0.0.1:8080)")
+    add("--admin", metavar=address, help="with --backend: metrics and health (default 127.0.0.1:9090)")
+    add("--grpc", metavar=address, help="with --backend: where clients of gRPC connect (default: nowhere)")
+    add("--workers", metavar="N", help="with --backend: processes that share the port (default 1; auto: one per core)")
     log_words = "with --backend: how requests are logged to standard output (default json, on a terminal text)"
-    add("--log", None, log_words, choices=("json", "text", "none"))
-    add("--watch", None, "with --config: reload when the file changes, as on SIGHUP", action="store_true")
+    add("--log", choices=("json", "text", "none"), help=log_words)
+    add("--watch", action="store_true", help="with --config: reload when the file changes, as on SIGHUP")
     look_words = "do not ask the backends at the start who they are, which wakes servers that scale to zero"
-    add("--no-first-look", None, look_words, action="store_true")
+    add("--no-first-look", action="store_true", help=look_words)
     for name in _OF_KSERVE:
-        add(f"--{name}", None, argparse.SUPPRESS)
+        add(f"--{name}", help=argparse.SUPPRESS)
 
-    check = commands.add_parser(
-        "check",
-        help="check a configuration",
-        description="Check configurations, each by itself. Every error and warning is a line on standard error: file, "
-        "line, key, reason. Exit code 0 without errors, else 2.",
-    )
-    check.set_defaults(run=_check, usage=check)
-    _add(check, "files", "FILE", "the files; - for standard input: paths are relative to the working folder", nargs="*")
+    add = command(_check, "check a configuration")
+    add("files", metavar="FILE", nargs="*", help="the files; - for standard input, with paths of the working folder")
 
-    schema = commands.add_parser(
-        "schema",
-        help="print the JSON Schema of the configuration",
-        description="Print the configuration's JSON Schema, which editors use to check and complete the file.",
-    )
-    schema.set_defaults(run=_schema)
+    command(_schema, "print the JSON Schema of the configuration")
 
-    doctor = commands.add_parser(
-        "doctor",
-        help="find out what a server speaks, and what to set for it",
-        description="Ask a running server how the gateway is put in front of it, with trial inferences straight and "
-        "through a gateway. Exit code 0: it works as it is; 1: with what is named; 2: it cannot be reached or used.",
-    )
-    doctor.set_defaults(run=_doctor)
-    add = functools.partial(_add, doctor)
-    add("url", "URL", "the server, such as http://127.0.0.1:8000")
-    add("--model", "M", "what to try; without it the only model, if there is one", default="")
-    add("--yaml", None, "print nothing but the configuration; findings go to standard error", action="store_true")
+    add = command(_doctor, "find out what a server speaks, and what to set for it")
+    add("url", metavar="URL", help="the server, such as http://127.0.0.1:8000")
+    add("--model", metavar="M", default="", help="what to try; without it the only model, if there is one")
+    add("--yaml", action="store_true", help="print nothing but the configuration; findings go to standard error")
     sent = "sent with every question; ${NAME} is taken from the environment, ${file:PATH} from a file. May be repeated"
-    add("-H --header", "'NAME: VALUE'", sent, action="append", default=[])
-    for option, metavar, words in (
-        ("--path", "PATH", "where a server that speaks no protocol takes inferences, such as /predict"),
-        ("--sample", "FILE", "JSON that it takes there; without it the example in its /openapi.json"),
-        ("--ca", "FILE", "for https: who may have signed the server's certificate (default: those the system trusts)"),
-        ("--certificate", "FILE", "for https: the certificate to show to the server"),
-        ("--key", "FILE", "its key"),
-        ("--server-name", "NAME", "for https: the name that the server's certificate has, if it is not the URL's"),
-    ):
-        add(option, metavar, words)
+    add("-H", "--header", metavar="'NAME: VALUE'", action="append", default=[], help=sent)
+    add("--path", metavar="PATH", help="where a server that speaks no protocol takes inferences, such as /predict")
+    add("--sample", metavar="FILE", help="JSON that it takes there; without it the example in its /openapi.json")
+    add("--ca", metavar="FILE", help="for https: who has signed the server's certificate (default: the system's)")
+    add("--certificate", metavar="FILE", help="for https: the certificate to show to the server")
+    add("--key", metavar="FILE", help="its key")
+    add("--server-name", metavar="NAME", help="for https: the name in the server's certificate, if it is not the URL's")
 
-    demonstration = commands.add_parser(
-        "demo",
-        help="see one binary inference, step by step",
-        description="Start an embedded JSON-only server and the gateway, and show one binary inference step by step.",
-    )
-    demonstration.set_defaults(run=_demo)
-    _add(demonstration, "--once", None, "exit afterwards; without this, both go on serving", action="store_true")
+    add = command(_demo, "see one binary inference, step by step")
+    add("--once", action="store_true", help="exit afterwards; without this, both go on serving")
     return parser
 
 
-def _add(command: argparse.ArgumentParser, names: str, metavar: str | None, words: str, **more: Any) -> None:
-    """Add the option *names* (separated by blanks) to *command*; files are completed if *metavar* names a FILE."""
-    if metavar is not None:
-        more["metavar"] = metavar
-    option = command.add_argument(*names.split(), help=words, **more)
-    if metavar is not None and "FILE" in metavar:
-        option.complete = COMPLETE_FILES  # type: ignore[attr-defined]  # read by shtab
-
-
-class _PrintCompletion(argparse.Action):
-    """Prints the script that completes commands and options in a shell, and exits."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *values: Any) -> None:
-        try:
-            import shtab  # noqa: PLC0415  the only use of it
-        except ModuleNotFoundError:
-            parser.error("shtab, which makes this, is not installed: pip install 'tensor-gateway[completion]'")
-        print(shtab.complete(parser, values[1]))
-        parser.exit()
-
-
 def _check(options: argparse.Namespace) -> int:
+    """Check configurations, each by itself.
+
+    Every error and warning is a line on standard error: file, line, key, reason. Exit code 0 without errors, else 2.
+    """
     if not options.files:
         options.usage.error("name the file: tensor-gateway check gateway.yaml; - reads standard input")
     return max([_checked(file) for file in options.files])
@@ -235,17 +183,26 @@ def _checked(file: str) -> int:
 
 
 def _schema(options: argparse.Namespace) -> int:
+    """Print the configuration's JSON Schema, which editors use to check and complete the file."""
     print(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode())
     return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    """Ask a running server how the gateway is put in front of it, with inferences straight and through a gateway.
+
+    Exit code 0: it works as it is; 1: with what is named; 2: it cannot be reached or used.
+    """
     tls = {key: value for key in TLS_OPTIONS if (value := getattr(options, key)) is not None}
     given = Given(options.header, tls, options.path, options.sample)
     return asyncio.run(examine(options.url, options.model, given, only_yaml=options.yaml))
 
 
 def _serve(options: argparse.Namespace) -> int:
+    """Run the gateway until SIGTERM or SIGINT; requests in flight are then finished.
+
+    SIGHUP reads the file again: it takes effect as a whole, or, if anything in it is wrong, not at all.
+    """
     notifier = Notifier.from_environment()
     file, backend = _source(options)
     _take_from_kserve(options, file)
@@ -377,6 +334,8 @@ def _stop_event() -> asyncio.Event:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    """Start an embedded JSON-only server and the gateway, and show one binary inference step by step."""
+
     async def demonstrate() -> int:
         return await demo.demonstrate(_stop_event(), once=options.once)
 

@@ -1,10 +1,7 @@
-"""What is released: the wheel and the sdist, installed as a user would, the changelog, and completion for shells."""
+"""What is released: the wheel and the sdist, installed as a user would, and the changelog."""
 
-import importlib.util
-import os
 import re
 import subprocess
-import sys
 import tarfile
 import venv
 import zipfile
@@ -16,10 +13,8 @@ import pytest
 
 import gateway
 from tests.conftest import require_tool
-from tests.test_cli import run_inside
 
 ROOT = Path(__file__).parent.parent
-SHTAB = "pip install 'tensor-gateway[completion]'"
 
 
 def run(*command: str | Path, folder: Path | None = None) -> str:
@@ -106,45 +101,3 @@ def test_the_newest_version_in_the_changelog_is_this_one() -> None:
     assert ".dev" in gateway.__version__ or versions[0] == gateway.__version__
     numbers = [tuple(map(int, version.split("."))) for version in [gateway.__version__.partition(".dev")[0], *versions]]
     assert numbers == sorted(numbers, reverse=True)
-
-
-# Completion for shells
-
-
-def completions(script: str, *words: str) -> list[str]:
-    """What bash offers for the last of *words*, after it has read *script*."""
-    quoted = " ".join(f"'{word}'" for word in words)
-    ask = (
-        f'COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _shtab_tensor_gateway; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    )
-    return run("bash", "-c", f"{script}\n{ask}").split()
-
-
-def print_completion(shell: str) -> str:
-    if importlib.util.find_spec("shtab") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"shtab is missing: {SHTAB}")
-    return run_inside("--print-completion", shell).stdout
-
-
-def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:
-    script = print_completion("bash")
-    assert completions(script, "tensor-gateway", "se") == ["serve"]
-    assert completions(script, "tensor-gateway", "serve", "--con") == ["--config"]
-    assert completions(script, "tensor-gateway", "serve", "--log", "n") == ["none"]
-    (tmp_path / "gateway.yaml").touch()
-    for words in (["serve", "--config"], ["check"]):
-        assert completions(script, "tensor-gateway", *words, f"{tmp_path}/g") == [f"{tmp_path}/gateway.yaml"]
-
-
-@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
-def test_other_shells_get_the_commands_too(shell: str) -> None:
-    script = print_completion(shell)
-    assert all(command in script for command in ("serve", "check", "schema", "demo"))
-
-
-def test_completion_without_its_library_says_what_to_install() -> None:
-    start = "import sys; sys.modules['shtab'] = None; from gateway.__main__ import main; sys.exit(main())"
-    command = [sys.executable, "-c", start, "--print-completion", "bash"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert SHTAB in done.stderr
