@@ -13,8 +13,9 @@ import yaml
 from aiohttp import web
 
 from gateway import config
-from gateway.doctor.samples import shape_of
-from gateway.doctor.template_trials import MAX_SAMPLE_BYTES, Guess, filled
+from gateway.doctor.given import MAX_SAMPLE_BYTES
+from gateway.doctor.guess import Guess
+from gateway.doctor.tensors import shape_of
 from tests.conftest import running
 from tests.test_doctor import answered_by, doctor, unwrapped
 
@@ -221,7 +222,6 @@ async def test_a_sample_that_is_none_is_said(tmp_path: Path) -> None:
 def test_tensors_are_found_in_a_document(document: Any, body: Any, paths: dict[str, str]) -> None:
     guess = Guess(document, "only")
     assert (guess.body, guess.paths) == (body, paths)
-    assert filled(body, guess.tensors) == document
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,6 @@ def test_tensors_are_found_in_a_document(document: Any, body: Any, paths: dict[s
 )
 def test_any_document_is_a_template_that_loads(document: Any) -> None:
     guess = Guess(document, "only")
-    assert filled(guess.body, guess.tensors) == document
     described = guess.described()
     model = {"request": {"path": "/", "body": guess.body}, "answer": guess.paths}
     model = {"inputs": described, "outputs": described, **model}
@@ -299,15 +298,14 @@ async def test_any_sample_and_any_answer_give_a_file_that_check_takes_and_that_w
         async with legacy(answer=answer) as url:
             found = await doctor(url, "--path", "/predict", "--sample", str(file), "--yaml")
         if found.code == 2:
-            words = ("no value that could be an input", "no JSON that has outputs")
+            words = ("no value that could be an input", "no JSON that has outputs", "rows of the sample differ")
             assert any(each in unwrapped(found.complained) for each in words), (seed, found.complained)
             continue
         n_working += 1
         assert config.parse(found.printed).backends["default"].dialect == "template"
         table = unwrapped(found.complained)
         assert re.search("infer in binary +yes, with the same values as straight in JSON", table), (seed, table)
-        if "the rows of the sample differ" not in table:
-            assert came.count(sent) >= len(came) / 2, seed  # the others have NaN, where an input can be that
+        assert came.count(sent) >= len(came) / 2, seed  # the others have NaN, where an input can be that
     assert n_working > 30
 
 

@@ -1,16 +1,21 @@
-"""One request of the doctor at a time: to the server, and to the gateway started for the trial.
+"""One request of the doctor at a time: to the server, and to gateways in front of it that are started for that.
 
 It asks as the gateway itself does (`backend.questions`), but waits longer.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from gateway import __version__
+from gateway.app import DataPlane, new_name
 from gateway.backend import questions
 from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.questions import Answer, own_connections
 from gateway.codec import HEADER_LENGTH
+from gateway.config import parse
+from gateway.doctor.report import Setting, configuration
 from gateway.errors import ErrorKind
 from gateway.policy.crossing import BackendHeaders
 
@@ -33,12 +38,17 @@ USER_AGENT = f"tensor-gateway/{__version__} (doctor)"
 class Asker(questions.Asker):
     """Asks one server, with long timeouts."""
 
-    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> None:
-        """*headers* are sent with each question besides its own. Needs a running event loop."""
+    def __init__(
+        self, endpoint: Endpoint, headers: Mapping[str, str] | None = None, within_s: float | None = ASK_S
+    ) -> None:
+        """*headers* are sent with each question besides its own. Needs a running event loop.
+
+        *within_s*: None for a gateway, which always answers; its own timeouts say when.
+        """
         self.headers = headers or {}
         fields = BackendHeaders(self.headers, ()).probing(USER_AGENT)
         connections = own_connections("default", TRIAL_S)
-        super().__init__(connections, endpoint, fields, within_s=ASK_S, max_bytes=MAX_ANSWER_BYTES)
+        super().__init__(connections, endpoint, fields, within_s, MAX_ANSWER_BYTES)
 
     def why_unauthorized(self, answer: Answer) -> str:
         """Words that say that *answer* requires credentials, and what to do; empty if it does not."""
@@ -55,7 +65,7 @@ class Asker(questions.Asker):
         return f"it does not accept the credentials that were given, {given} ({answer.words}): wrong, or expired?"
 
     async def post(
-        self, path: str, body: bytes, *, header_length: int | None = None, is_chunked: bool = False
+        self, path: str, body: bytes, header_length: int | None = None, *, is_chunked: bool = False
     ) -> Answer:
         """The answer to `POST` of *body*; *header_length* is that of the binary extension. Raises `NoAnswerError`."""
         fields = [("Content-Type", "application/json")]
@@ -67,8 +77,24 @@ class Asker(questions.Asker):
             fields.append(("Transfer-Encoding", "chunked"))
         else:
             fields.append(("Content-Length", str(len(body))))
-        answer = await self.ask("POST", path, body, fields, within_s=TRIAL_S)
+        answer = await self.ask("POST", path, body, fields, self.within_s and TRIAL_S)
         if len(answer.body) >= MAX_ANSWER_BYTES:
             why = f"it is longer than {MAX_ANSWER_BYTES} bytes"
             raise NoAnswerError(ErrorKind.MALFORMED_RESPONSE, f"no answer to POST {path}: {why}", why)
         return answer
+
+
+@asynccontextmanager
+async def gateway(url: str, settings: Mapping[str, Setting]) -> AsyncIterator[Asker]:
+    """An asker for a gateway in front of *url*, with *settings*, that is started for this."""
+    text = configuration(url, {**settings, "timeouts": Setting({"total": f"{TRIAL_S:g}s"}, "")})
+    log = logging.getLogger("gateway")
+    quiet = logging.NullHandler()
+    log.addHandler(quiet)  # the findings say what the gateway would log
+    plane = DataPlane(parse(f"{text}logging: {{access: none}}\n"), new_name())
+    try:
+        await plane.start()
+        yield Asker(Endpoint.parse(plane.urls[0], None), within_s=None)
+    finally:
+        await plane.stop()
+        log.removeHandler(quiet)

@@ -1,24 +1,24 @@
 """The order in which the doctor asks, and what it makes of the answers. Not here: the questions themselves."""
 
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 from gateway import __version__
+from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Said
 from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
 from gateway.config import Address, Endpoint
 from gateway.doctor.asking import Asker
-from gateway.doctor.dialect_trials import DialectTrials
 from gateway.doctor.given import TLS_OPTIONS, Given, endpoint_of
-from gateway.doctor.reaching import meant_by, reach
-from gateway.doctor.recognizing import THE_MODEL, TORCHSERVE, choose_model, recognize
-from gateway.doctor.report import Report, UnusableServerError, configuration
-from gateway.doctor.samples import AS_TRIED, as_described
-from gateway.doctor.template_trials import TemplateTrials, described_sample, sample_of
-from gateway.doctor.through import add_grpc, try_through
-from gateway.doctor.trials import RefusedError, Trials, V2Trials, describe
+from gateway.doctor.model import Model, Straight, describe, first_inference, set_models, set_untried
+from gateway.doctor.report import ProblemError, Report, configuration
+from gateway.doctor.sample import described_sample, try_sample
+from gateway.doctor.server import THE_MODEL, TORCHSERVE, choose_model, meant_by, reach, recognize
+from gateway.doctor.through import Crossing, add_grpc, ask_calls
 from gateway.errors import ConfigError, GatewayError
 from gateway.process.ports import is_free
 
@@ -32,6 +32,8 @@ ADMIN_PORTS = (9090, 9091, 9092, 9093)
 _PORTS_OF_ONE_SERVER = 3
 """How many ports in a row one server may use: servers on 8080 use the next two as well, for gRPC and metrics."""
 
+_WHY_HEALTH = "probes: /-/ready of the gateway tells whether the server is up"
+
 
 async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int:
     """Examine the server at *url*, with *model* for the trials if it is not empty, and return the exit code.
@@ -42,10 +44,10 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     meant = meant_by(url)
     if given.tls and not meant.url.startswith("https:"):
         raise ConfigError(f"{', '.join(TLS_OPTIONS[key] for key in given.tls)}: goes with a URL that begins with https")
-    document = sample_of(given.path, given.sample)
+    document = given.document()
     report = Report(sys.stderr if only_yaml else sys.stdout, given.settings())
     endpoint, headers = endpoint_of(meant.url, report.settings)
-    report.title(f"{meant.url}, examined by tensor-gateway {__version__}")
+    report.block(f"{meant.url}, examined by tensor-gateway {__version__}", "")
     report.heading("The way to it")
     if meant.left_out:
         report.problem(
@@ -53,12 +55,14 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
             f"give {meant.url}"
         )
     try:
-        asker, first = await reach(meant.url, endpoint, headers, report)
-        if given.path is not None:
-            server = await _examined_with(asker, meant.url, model or THE_MODEL, given, document, report)
+        asker, first = await reach(endpoint, headers, report)
+        examination = _Examination(meant.url, asker, report)
+        if given.path is None:
+            await examination.of_server(first, model or meant.model)
         else:
-            server = await _examined(asker, first, meant.url, model or meant.model, report)
-    except UnusableServerError as error:
+            document = document if given.sample else await described_sample(asker, given.path)
+            await examination.of_path(given.path, document, model or THE_MODEL)
+    except ProblemError as error:
         report.problem(str(error))
         return UNUSABLE
     except GatewayError as error:
@@ -67,164 +71,15 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     add_grpc(report)
     report.table("What clients can do through the gateway", report.abilities)
     endpoint_of(meant.url, report.settings)  # raises for a configuration that `check` would refuse
-    file = _file(meant.url, server, report)
+    found = f"In front of {examination.title} at {meant.url}, as `tensor-gateway doctor` found it on "
+    listen, admin = (_address(meant.url, ports) for ports in (LISTEN_PORTS, ADMIN_PORTS))
+    file = configuration(meant.url, report.settings, listen, admin, f"{found}{datetime.now(UTC):%Y-%m-%d}")
     if only_yaml:
         sys.stdout.write(file)
     else:
         report.heading("A configuration for it")
         report.block(file)
     return WORKS if report.works_as_it_is else WORKS_WITH
-
-
-async def _examined_with(asker: Asker, url: str, model: str, given: Given, document: Any, report: Report) -> Said:
-    """Try a server that speaks no protocol, with the sample *document*, or the example in its own description."""
-    path = given.path
-    assert path is not None
-    report.heading(f"POST {path}")
-    try:
-        document = await described_sample(asker, path) if given.sample is None else document
-        trials = TemplateTrials(asker, model, report, path, document)
-        await trials.first()
-    except RefusedError as error:
-        raise UnusableServerError(str(error)) from None
-    trials.describe()
-    await _find_health(asker, "", TEMPLATE, report)
-    await trials.find_settings()
-    await try_through(url, trials, model, report)
-    return Said(TEMPLATE)
-
-
-async def _examined(asker: Asker, first: Answer, url: str, asked_for: str, report: Report) -> Said:
-    """Ask all questions, and return the kind of server. *first* is its answer to `GET /v2`."""
-    server = await recognize(asker, first, asked_for, report)
-    model = await choose_model(asker, server.dialect, asked_for, report)
-    await _find_health(asker, model, server.dialect, report)
-    straight: Trials | None = None
-    if model:
-        report.heading("Its model" if model == THE_MODEL else f"Model {model}")
-        try:
-            straight = await (_try_v2 if server.dialect == V2 else _try_dialect)(asker, model, server, report)
-        except RefusedError as error:
-            report.problem(str(error))
-    elif server.is_binary:
-        _set_binary(server, report)
-    await try_through(url, straight, model, report)
-    return server
-
-
-async def _find_health(asker: Asker, model: str, dialect: str, report: Report) -> None:
-    """Find the path that tells whether the server is ready, and set `health.path` if need be."""
-    usual = {V2: "/v2/health/ready", MLFLOW: "/ping"}.get(dialect, "")
-    of_model = f"/v1/models/{quote(model, safe='')}" if model else "/v1/models"
-    usual_of_others = ("/health", "/healthz", "/livez", "/") if dialect == TEMPLATE else (of_model,)
-    for path in filter(None, (usual, "/ping", *usual_of_others)):
-        answer = await asker.get(path)
-        if answer.status == 200 and not answer.is_html:
-            report.set("health", {} if path == usual else {"path": path}, _WHY_HEALTH, is_needed=False)
-            return
-    if dialect == TENSORFLOW:  # any model will do: the answer that there is no such model shows that the server runs
-        report.set("health", {}, _WHY_HEALTH, is_needed=False)
-
-
-_WHY_HEALTH = "probes: /-/ready of the gateway tells whether the server is up"
-
-
-async def _try_v2(asker: Asker, model: str, server: Said, report: Report) -> Trials:
-    """Find out what a V2 server takes. Raises `RefusedError`."""
-    described = await describe(asker, model, report)
-    trials = V2Trials(asker, described, report)
-    try:
-        await trials.first()
-    except RefusedError as error:
-        if (of_v1 := await _try_v1(asker, model, server, report)) is not None:
-            return of_v1
-        if server.title == TORCHSERVE:
-            raise RefusedError(f"{error}. Has its config.properties service_envelope=kservev2?") from None
-        raise
-    report.ok("a trial inference straight in JSON was answered")
-    if not described.has_metadata:
-        report.note(
-            "clients ask for the metadata, so `models` gives it to them: names, datatypes and shapes are those of the "
-            "trial, which the server took. They are not known to be the model's: correct them"
-        )
-        report.set(
-            "models",
-            {model: {"inputs": as_described(trials.samples), "outputs": as_described(trials.outputs)}},
-            "for the server has no metadata, which clients ask for",
-            comments={"inputs": AS_TRIED, "outputs": "as they came back: correct the shapes"},
-        )
-    if await trials.reads_binary():
-        _set_binary(server, report)
-    else:
-        if server.is_binary:
-            report.problem("it says that it reads binary tensors, and refuses them or answers something else")
-        else:
-            report.ok("it refuses binary tensors: this is what the gateway is for")
-        await trials.find_settings()
-    return trials
-
-
-def _set_binary(server: Said, report: Report) -> None:
-    """Set `binary` for a server that reads binary, which needs no conversion at all."""
-    if server.is_binary:
-        report.set("binary", "auto", "binary passes through as it is, as long as the server says that it reads it")
-    else:
-        report.note(
-            "it reads binary tensors itself, though it does not say so: clients can use it without a gateway, or the "
-            "gateway passes them through: `binary: always`"
-        )
-        report.set("binary", "always", "it reads binary itself, though it does not say so")
-
-
-async def _try_v1(asker: Asker, model: str, server: Said, report: Report) -> Trials | None:
-    """Find out whether *model* speaks the V1 protocol although its server speaks V2; None if it does not."""
-    is_kserve = (await asker.get(f"/v1/models/{quote(model, safe='')}")).member("ready") is not None
-    if not is_kserve and server.title != TORCHSERVE:
-        return None
-    trials = DialectTrials(asker, TENSORFLOW, model, report)
-    try:
-        await trials.first()
-    except RefusedError:
-        return None
-    report.problem(
-        "the model does not answer V2, though its server speaks it, but V1 (/v1/models/...:predict): "
-        "`dialect: tensorflow`"
-    )
-    report.set("dialect", TENSORFLOW, "the server speaks V2, but the model only V1")
-    await _find_health(asker, model, TENSORFLOW, report)
-    await _describe(trials, report)
-    return trials
-
-
-async def _try_dialect(asker: Asker, model: str, server: Said, report: Report) -> Trials:
-    """Find out what a server of another dialect takes. Raises `RefusedError`."""
-    trials = DialectTrials(asker, server.dialect, model, report)
-    try:
-        await trials.first()
-    except RefusedError:
-        trials.describe_untried()
-        raise
-    await _describe(trials, report)
-    return trials
-
-
-async def _describe(trials: DialectTrials, report: Report) -> None:
-    trials.describe()
-    report.ok("a trial inference straight in JSON was answered")
-    await trials.find_settings()
-
-
-def _file(url: str, server: Said, report: Report) -> str:
-    """The text of a configuration that can be served at once."""
-    today = datetime.now(UTC)
-    found = (
-        f"In front of {server.title or 'a server'} at {url}, as `tensor-gateway doctor` found it on {today:%Y-%m-%d}"
-    )
-    printable = {
-        key: each if each.printed is None else each._replace(value=each.printed)
-        for key, each in report.settings.items()
-    }
-    return configuration(url, printable, _address(url, LISTEN_PORTS), _address(url, ADMIN_PORTS), found)
 
 
 def _address(url: str, ports: tuple[int, ...]) -> str:
@@ -235,3 +90,119 @@ def _address(url: str, ports: tuple[int, ...]) -> str:
         if is_free(own) and not any(address.is_reached_by(Endpoint(url)) for address in taken):
             break
     return own
+
+
+class _Examination:
+    """All questions to one server, which was reached."""
+
+    def __init__(self, url: str, asker: Asker, report: Report) -> None:
+        self._url = url
+        self._asker = asker
+        self._report = report
+        self._said = Said(TEMPLATE)
+        """The kind of the server, as soon as it is known."""
+
+    @property
+    def title(self) -> str:
+        """What to call the server."""
+        return self._said.title or "a server"
+
+    async def of_server(self, first: Answer, asked_for: str) -> None:
+        """Ask a server that speaks a protocol. *first* is its answer to `GET /v2`."""
+        report = self._report
+        said = self._said = await recognize(self._asker, first, asked_for, report)
+        name = await choose_model(self._asker, said.dialect, asked_for, report)
+        await self._find_health(name)
+        straight, model = None, Model(name)
+        if name:
+            report.heading("Its model" if name == THE_MODEL else f"Model {name}")
+            model = await describe(self._url, self._asker, said.dialect, model, report)
+            try:
+                straight = await self._first(model)
+            except ProblemError as error:
+                report.problem(str(error))
+        await self._cross(model, straight)
+
+    async def of_path(self, path: str, document: Any, name: str) -> None:
+        """Try a server that speaks no protocol, with the sample *document*."""
+        self._report.heading(f"POST {path}")
+        straight = await try_sample(self._asker, path, document, name, self._report)
+        await self._find_health("")
+        await self._find_framing(straight)
+        await self._cross(Model(name), straight)
+
+    async def _find_health(self, model: str) -> None:
+        """Find the path that tells whether the server is ready, and set `health.path` if need be."""
+        dialect = self._said.dialect
+        usual = {V2: "/v2/health/ready", MLFLOW: "/ping"}.get(dialect, "")
+        of_model = f"/v1/models/{quote(model, safe='')}" if model else "/v1/models"
+        usual_of_others = ("/health", "/healthz", "/livez", "/") if dialect == TEMPLATE else (of_model,)
+        for path in filter(None, (usual, "/ping", *usual_of_others)):
+            answer = await self._asker.get(path)
+            if answer.status == 200 and not answer.is_html:
+                self._report.set("health", {} if path == usual else {"path": path}, _WHY_HEALTH, is_needed=False)
+                return
+        if dialect == TENSORFLOW:  # the answer that there is no such model will do: it shows that the server runs
+            self._report.set("health", {}, _WHY_HEALTH, is_needed=False)
+
+    async def _first(self, model: Model) -> Straight:
+        """The first inference of *model*, and what it shows. Raises `ProblemError`."""
+        try:
+            straight = await first_inference(self._asker, self._said.dialect, model)
+        except ProblemError as error:
+            straight = await self._first_of_v1(model, error)
+        straight = set_models(straight, self._said.dialect, model, self._report)
+        self._report.ok("a trial inference straight in JSON was answered")
+        await self._find_framing(straight)
+        return straight
+
+    async def _first_of_v1(self, model: Model, refused: ProblemError) -> Straight:
+        """The same in the V1 protocol, for a model that does not answer V2, though its server speaks it.
+
+        Raises `ProblemError`, for *refused*, if it does not answer V1 either.
+        """
+        said, is_torchserve = self._said, self._said.title == TORCHSERVE
+        of_v1 = await self._asker.get(f"/v1/models/{quote(model.name, safe='')}")
+        if said.dialect == V2 and (is_torchserve or of_v1.member("ready") is not None):
+            with suppress(ProblemError):
+                straight = await first_inference(self._asker, TENSORFLOW, model)
+                self._said = replace(said, dialect=TENSORFLOW)
+                self._report.problem(
+                    "the model does not answer V2, though its server speaks it, but V1 (/v1/models/...:predict): "
+                    "`dialect: tensorflow`"
+                )
+                self._report.set("dialect", TENSORFLOW, "the server speaks V2, but the model only V1")
+                await self._find_health(model.name)
+                return straight
+        set_untried(said.dialect, model, self._report)
+        hint = ". Has its config.properties service_envelope=kservev2?" if is_torchserve else ""
+        raise ProblemError(f"{refused}{hint}")
+
+    async def _find_framing(self, straight: Straight) -> None:
+        try:
+            is_read = (await self._asker.post(straight.path, straight.body, is_chunked=True)).is_good
+        except NoAnswerError:
+            is_read = False
+        if is_read:
+            self._report.ok("it reads bodies that are sent in chunks")
+        else:
+            self._report.advise("framing", "content-length", "it refuses bodies that are sent in chunks")
+
+    async def _cross(self, model: Model, straight: Straight | None) -> None:
+        """Try the same through a gateway; None: no inference was answered."""
+        report = self._report
+        await ask_calls(self._url, model, report)
+        if straight is None:
+            tried = "trial inference was answered" if model.name else "model was tried"
+            report.can("infer", f"not found out: no {tried}")
+            return
+        crossing = Crossing(self._url, straight, model, report, self._said.dialect == V2)
+        if not await crossing.is_answered():
+            return
+        if self._said.dialect == V2:
+            await crossing.find_binary(is_said=self._said.is_binary)
+        await crossing.measure(self._asker)
+        others = await crossing.others()
+        if "binary" not in report.settings:
+            await crossing.find_settings(others)
+        await crossing.fill_table(others)

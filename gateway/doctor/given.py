@@ -1,12 +1,15 @@
-"""The doctor's options beside the URL, as keys of a backend: headers, such as credentials, and files for TLS.
+"""The doctor's options beside the URL: headers, such as credentials, files for TLS, and a sample.
 
 Values may come from outside, `${NAME}` and `${file:PATH}`, as in the configuration. The value of a header that was
-typed is never printed.
+typed is never printed: it becomes a variable of this process's environment.
 """
 
+import json
+import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from gateway.backend.endpoints import Endpoint
 from gateway.certificates import TlsContext
@@ -16,6 +19,9 @@ from gateway.errors import ConfigError
 
 TLS_OPTIONS = {"ca": "--ca", "certificate": "--certificate", "key": "--key", "server_name": "--server-name"}
 """Keys of `tls`, and the options for them."""
+
+MAX_SAMPLE_BYTES = 4 * 1024 * 1024
+"""The largest file of a sample."""
 
 _REFERENCE = re.compile(r"(?<!\$)\$\{")
 _AT_KEY = re.compile(r"^backends\.default\.(?:headers\.set\.([^:]+)|tls\.(\w+))(?=:)", re.MULTILINE)
@@ -42,22 +48,43 @@ class Given(NamedTuple):
             found["tls"] = Setting(dict(self.tls), "as it was given; paths are relative to this file")
         return found
 
+    def document(self) -> Any:
+        """The JSON in the file of the sample; None without a file. Raises `ConfigError`."""
+        if self.path is not None and not self.path.startswith("/"):
+            raise ConfigError(f"--path {self.path}: expected a path that starts with /, such as /predict")
+        if self.sample is None:
+            return None
+        if self.path is None:
+            raise ConfigError("--sample: goes with --path, the path that the sample is posted to")
+        try:
+            with Path(self.sample).open("rb") as opened:
+                content = opened.read(MAX_SAMPLE_BYTES + 1)
+            if len(content) > MAX_SAMPLE_BYTES:
+                raise ConfigError(f"--sample {self.sample}: more than {MAX_SAMPLE_BYTES} bytes")
+            document = json.loads(content)
+            json.dumps(document, ensure_ascii=False).encode()  # raises for half a surrogate pair, which is no text
+            return document
+        except OSError as error:
+            raise ConfigError(f"--sample {self.sample}: cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"--sample {self.sample}: not JSON: {error}") from None
+
 
 def _headers(lines: Sequence[str]) -> Setting:
-    values, printed, needed = {}, {}, []
+    values, typed = {}, []
     for line in lines:
-        name, colon, value = line.partition(":")
-        name, value = name.strip(), value.strip()
-        if not colon or not name or not value:
+        name, value = (part.strip() for part in (*line.split(":", 1), "")[:2])
+        if not name or not value:
             raise ConfigError("--header: expected 'NAME: VALUE', such as 'Authorization: Bearer ${TOKEN}'")
-        values[name] = printed[name] = value
         if not _REFERENCE.search(value):
-            needed.append(re.sub(r"\W", "_", name).upper())
-            printed[name] = f"${{{needed[-1]}}}"
+            typed.append(re.sub(r"\W", "_", name).upper())
+            os.environ[typed[-1]] = value
+            value = f"${{{typed[-1]}}}"
+        values[name] = value
     why = "what was given: the gateway sends it for all clients. Without this key each client sends its own"
-    if needed:
-        why += f". The environment of the gateway must have {', '.join(needed)}: the whole value"
-    return Setting({"set": values}, why, printed={"set": printed})
+    if typed:
+        why += f". The environment of the gateway must have {', '.join(typed)}: the whole value"
+    return Setting({"set": values}, why)
 
 
 def endpoint_of(url: str, settings: Mapping[str, Setting]) -> tuple[Endpoint, Mapping[str, str]]:
@@ -66,7 +93,7 @@ def endpoint_of(url: str, settings: Mapping[str, Setting]) -> tuple[Endpoint, Ma
     Raises `ConfigError` where `check` would refuse the configuration, with options named in place of keys.
     """
     try:
-        backend = parse(configuration(url, settings, "127.0.0.1:0", "127.0.0.1:0", "")).backends["default"]
+        backend = parse(configuration(url, settings)).backends["default"]
         tls = TlsContext("backends.default.tls", backend.tls) if url.startswith("https:") else None
     except ConfigError as error:
         raise ConfigError(_AT_KEY.sub(_option, str(error))) from None

@@ -26,14 +26,12 @@ class Setting(NamedTuple):
     """A few words, for the comment in the file."""
     is_needed: bool = True
     """Whether clients would miss something without it."""
-    printed: Any = None
-    """The text for the file in place of a secret value."""
     comments: Mapping[str, str] = {}
     """Of `models`: what is said beside the `inputs` and the `outputs`, above all that they are guessed."""
 
 
-class UnusableServerError(Exception):
-    """The gateway cannot stand in front of this server, or it cannot be reached; the message, a finding, says why."""
+class ProblemError(Exception):
+    """A problem that ends what was to be found out: the message, a finding, says why."""
 
 
 @dataclass
@@ -49,32 +47,28 @@ class Report:
     infers: bool = False
     """Whether an inference has crossed the gateway."""
 
-    def title(self, text: str) -> None:
-        """Print the title, the first line."""
-        self._print(text)
-
     def heading(self, text: str) -> None:
         """Begin a group of findings."""
-        self._print(f"\n{_shown(text)}")
+        self.block(f"\n{_shown(text)}", "")
 
     def ok(self, words: str) -> None:
         """Print a finding that is as it should be."""
-        self._find("ok", words)
+        self._print("  ok       ", words)
 
     def note(self, words: str) -> None:
         """Print a finding that is worth knowing, and no problem."""
-        self._find("note", words)
+        self._print("  note     ", words)
 
     def problem(self, words: str) -> None:
         """Print a finding that does not work, or works only in the way that *words* say."""
         self.has_problem = True
-        self._find("problem", words)
+        self._print("  problem  ", words)
 
     def set(
         self, key: str, value: Any, why: str, *, is_needed: bool = True, comments: Mapping[str, str] | None = None
     ) -> None:
         """Note that the backend's *key* should have *value*."""
-        self.settings[key] = Setting(value, why, is_needed, comments=comments or {})
+        self.settings[key] = Setting(value, why, is_needed, comments or {})
 
     def advise(self, key: str, value: Any, why: str, more: str = "") -> None:
         """Note that the backend's *key* should have *value*, and print *why*, which is what the server does."""
@@ -91,37 +85,31 @@ class Report:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-            self._print_wrapped("  " + "  ".join([*cells, ""]), row[-1])
+            self._print("  " + "  ".join([*cells, ""]), row[-1])
 
-    def block(self, text: str) -> None:
+    def block(self, text: str, indent: str = "  ") -> None:
         """Print *text* as it is, indented."""
-        self._print(textwrap.indent(text.rstrip("\n"), "  "))
+        print(textwrap.indent(text.rstrip("\n"), indent), file=self.out, flush=True)
 
     @property
     def works_as_it_is(self) -> bool:
         """Whether an inference has crossed the gateway, and no setting or problem was found."""
         return self.infers and not self.has_problem and not any(setting.is_needed for setting in self.settings.values())
 
-    def _find(self, level: str, words: str) -> None:
-        self._print_wrapped(f"  {level:<7}  ", words)
-
-    def _print_wrapped(self, begin: str, words: str) -> None:
-        self._print(
-            textwrap.fill(
-                _shown(words),
-                WIDTH,
-                initial_indent=begin,
-                subsequent_indent=" " * len(begin),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
-
-    def _print(self, text: str) -> None:
-        print(text, file=self.out, flush=True)
+    def _print(self, begin: str, words: str) -> None:
+        """Print *words* behind *begin*, wrapped."""
+        hang = " " * len(begin)
+        lines = textwrap.wrap(_shown(words), WIDTH - len(begin), break_long_words=False, break_on_hyphens=False)
+        self.block(begin + f"\n{hang}".join(lines), "")
 
 
-def configuration(endpoint: str, settings: Mapping[str, Setting], listen: str, admin: str, found: str) -> str:
+def configuration(
+    endpoint: str,
+    settings: Mapping[str, Setting],
+    listen: str = "127.0.0.1:0",
+    admin: str = "127.0.0.1:0",
+    found: str = "",
+) -> str:
     """The file that puts the gateway in front of *endpoint*; *found* says what that is, for its first line."""
     lines = [f"# {found}", f"listen: {listen}", f"admin: {admin}"]
     lines += ["backends:", "  default:", f"    endpoints: [{_scalar(endpoint)}]"]

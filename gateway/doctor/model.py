@@ -1,0 +1,337 @@
+"""A model: what its server says of it, the first inference that is answered, and what is to be set for both.
+
+That inference goes straight to the server, in the JSON of its own clients. Not here: requests through the gateway
+(`through`), and servers that speak no protocol (`sample`).
+"""
+
+import ast
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from gateway.backend.connections import NoAnswerError
+from gateway.backend.questions import MLFLOW, TENSORFLOW, V2, Answer
+from gateway.codec import DATATYPES, DIALECTS, NAMELESS_INPUT
+from gateway.doctor.asking import Asker, gateway
+from gateway.doctor.guess import Guess
+from gateway.doctor.report import ProblemError, Report, Setting
+from gateway.doctor.tensors import (
+    Declared,
+    Sample,
+    Tensor,
+    UnreadableError,
+    described,
+    outputs_of,
+    sample,
+    samples_for,
+)
+
+MAX_TRIES = 12
+"""So many requests are tried at most, until the model takes one, before no more sizes of refusals are tried."""
+
+MAX_SIZES = 3
+"""How many numbers of one refusal are tried as sizes."""
+
+OUTPUT = "output"
+"""What the only output of a model is called that gives it no name."""
+
+_SIZE = re.compile(r"(?<![\w.:])[1-9]\d{0,3}(?![\w.:])")
+"""What may be a size in the words of a refusal, as in `expecting 10 features`."""
+
+_NAMELESS = tuple(Declared("", "FP32", shape) for shape in ((1, 4), (1, 1), (1, 16), (1,)))
+_UNDESCRIBED = {
+    V2: (Declared("x", "FP32", (1, 4)), Declared("INPUT0", "FP32", (1, 4)), Declared("x", "BYTES", (4,))),
+    TENSORFLOW: _NAMELESS,
+    MLFLOW: _NAMELESS,
+}
+"""The inputs that are tried with a model of which nothing is known, one at a time."""
+
+CAVEAT = ", if the datatypes that were guessed are right"
+"""What else must be right so that clients get right values."""
+
+_AS_TRIED = "what the trial sent, and the server took: put the model's names, datatypes and shapes"
+_UNSAID = "what the server does not say of its model"
+_GUESSED = "GUESSED from the numbers of one answer: put the datatypes that the model computes"
+_AS_ANSWERED = "as they came back: correct the shapes"
+_PLACEHOLDER = "PLACEHOLDER, since no trial was answered: put the outputs that the model has"
+"""Comments beside the model, its inputs and its outputs."""
+
+_WRONG = ({"inputs": {"tensor-gateway doctor": [0]}}, {"inputs": [[[[[[0]]]]]]})
+"""Requests that MLflow refuses with the model's signature in its words: a wrong name, and a wrong rank."""
+
+_SCHEMA = re.compile(r"with schema '\[(.*?)\]'\. Error: ", re.DOTALL)
+_INPUT = re.compile(
+    r"""(?:(?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"): )?(?:Tensor\(')?(?P<type>\w+)"""
+    r"""(?:', \((?P<shape>[^)]*)\)\)| \((?:required|optional)\))"""
+)
+"""An input in such a schema: `'x': Tensor('float32', (-1, 4))`, `'a': double (required)`."""
+
+_OTHER_SIGNATURE = re.compile(r"set `signature` to one of these: (?:__\w+, )*(?!none$|__)([^,]+)")
+"""The words of the gateway about a model of TensorFlow without the usual signature; `__NAME` is TensorFlow's own."""
+
+_TYPES = {
+    **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **dict.fromkeys(("str", "object", "bytes", "string"), "BYTES"),
+    **dict.fromkeys(("float32", "float"), "FP32"),
+    **dict.fromkeys(("float64", "double"), "FP64"),
+    **dict.fromkeys(("bool", "boolean"), "BOOL"),
+    **{"float16": "FP16", "long": "INT64", "integer": "INT32"},
+}
+"""MLflow's types, those of numpy and those of columns, as datatypes of V2."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, as far as its server describes it."""
+
+    name: str
+    inputs: tuple[Declared, ...] = ()
+    outputs: tuple[Declared, ...] = ()
+    has_metadata: bool = False
+    """Whether clients get metadata without help of the configuration."""
+    signature: str = ""
+    """The one to name in requests, if the model does not have the usual one."""
+
+    @property
+    def path(self) -> str:
+        """The model's path in V2."""
+        return f"/v2/models/{quote(self.name, safe='')}"
+
+
+class Straight(NamedTuple):
+    """An inference that the server has answered."""
+
+    path: str
+    body: bytes
+    samples: tuple[Sample, ...]
+    outputs: tuple[Tensor, ...]
+    form: str = ""
+    """The `format` of the configuration; empty for V2 and for templates."""
+    caveat: str = ""
+    """`CAVEAT`, if datatypes were guessed."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The inputs as a client of the gateway sends them; they have names."""
+        return tuple(replace(each.tensor, name=each.name or NAMELESS_INPUT) for each in self.samples)
+
+
+# What the server says
+
+
+async def describe(url: str, asker: Asker, dialect: str, model: Model, report: Report) -> Model:
+    """*model* with what its server says of it, which is reported; asked through a gateway, in V2 whatever it speaks."""
+    settings = {"models": Setting({model.name: {"signature": model.signature}}, "")} if model.signature else {}
+    async with gateway(url, {**report.settings, **settings}) as crossing:
+        answer = await crossing.get(model.path)
+    other = _OTHER_SIGNATURE.search(answer.words)
+    if other is not None and not model.signature:
+        return await describe(url, asker, dialect, replace(model, signature=other[1]), report)
+    metadata = answer.json if answer.status == 200 else None
+    if isinstance(metadata, dict):
+        inputs, outputs = (_declared(metadata.get(side)) for side in ("inputs", "outputs"))
+        model = replace(model, inputs=inputs, outputs=outputs, has_metadata=True)
+    elif dialect == MLFLOW:
+        model = replace(model, inputs=await _in_refusals(asker))
+    else:
+        report.note(f"its metadata is not told ({answer.words})")
+        return model
+    if model.inputs:
+        sides = filter(None, (model.inputs, model.outputs))
+        report.ok(f"inputs: {'; outputs: '.join(', '.join(each.words for each in side) for side in sides)}")
+    else:
+        report.note("its metadata does not say which inputs it has")
+    return model
+
+
+def _declared(listed: Any) -> tuple[Declared, ...]:
+    """One side of a model's metadata, inputs or outputs; empty if it is not in V2's form."""
+    try:
+        found = msgspec.convert(listed, tuple[Declared, ...])
+    except msgspec.ValidationError:
+        return ()
+    return found if all(each.datatype in DATATYPES for each in found) else ()
+
+
+async def _in_refusals(asker: Asker) -> tuple[Declared, ...]:
+    """The inputs in the signature that MLflow quotes when it refuses a request.
+
+    None if the model has no signature, or if one of them has a type that V2 does not have.
+    """
+    for wrong in _WRONG:
+        words = (await asker.post("/invocations", json.dumps(wrong).encode())).member("message")
+        if schema := _SCHEMA.search(str(words)):
+            found = [*_INPUT.finditer(schema[1])]
+            return tuple(map(_input, found)) if all(match["type"] in _TYPES for match in found) else ()
+    return ()
+
+
+def _input(match: re.Match[str]) -> Declared:
+    shape = tuple(map(int, re.findall(r"-?\d+", match["shape"]))) if match["shape"] else (-1,)
+    return Declared(ast.literal_eval(match["name"] or "''"), _TYPES[match["type"]], shape)
+
+
+# The first inference
+
+
+_FORMS = {V2: ("",), TENSORFLOW: ("columnar", "row"), MLFLOW: ("inputs",)}
+"""The forms of requests that are tried: values of `format` in the configuration."""
+
+
+def _written(form: str, signature: str, samples: Sequence[Sample]) -> bytes:
+    """The body of a request in *form*."""
+    body: dict[str, Any] = {"signature_name": signature} if signature else {}
+    if not form:
+        body["inputs"] = [{**each.member, "data": each.values} for each in samples]
+    elif form == "row" and len(samples) > 1:
+        rows = zip(*(each.nested for each in samples), strict=True)
+        body["instances"] = [{each.name: item for each, item in zip(samples, row, strict=True)} for row in rows]
+    else:
+        nested = {each.name: each.nested for each in samples}
+        is_alone = form == "row" or [*nested] == [""]
+        body["instances" if form == "row" else "inputs"] = samples[0].nested if is_alone else nested
+    return json.dumps(body).encode()
+
+
+def trial_of(dialect: str, model: str) -> tuple[str, bytes]:
+    """Path and body of an inference of *model*, of whose inputs nothing is known."""
+    form, unknown = _FORMS[dialect][0], Model(model)
+    return _path(dialect, unknown), _written(form, "", next(_candidates(dialect, form, unknown)))
+
+
+def _path(dialect: str, model: Model) -> str:
+    return f"{model.path}/infer" if dialect == V2 else str(DIALECTS[dialect].infer_path(model.name, None))
+
+
+async def first_inference(asker: Asker, dialect: str, model: Model) -> Straight:
+    """Find an inference that the server answers. Raises `ProblemError`."""
+    path = _path(dialect, model)
+    why = "its inputs are too large for a trial"
+    tries = [(form, samples) for form in _FORMS[dialect] for samples in _candidates(dialect, form, model)]
+    for form, samples in tries:
+        body = _written(form, model.signature, samples)
+        answer = await answer_to(asker, path, body)
+        if answer.is_good:
+            try:
+                outputs = outputs_of(answer) if dialect == V2 else _outputs_of(answer, model)
+            except UnreadableError as error:
+                why = f"a trial inference was answered with {error}: the gateway cannot read that, nor can clients"
+                continue
+            return Straight(path, body, samples, outputs, form)
+        sent = ", ".join(each.words for each in samples)
+        why = f"every trial inference was refused; the last one sent {sent}. The server's words: {answer.words}"
+        if not model.inputs and len(tries) < MAX_TRIES:
+            sized = ((form, each) for each in _of_sizes_in(answer.words, samples[0]))
+            tries += [each for each in sized if each not in tries]
+    raise ProblemError(why)
+
+
+async def answer_to(asker: Asker, path: str, body: bytes) -> Answer:
+    """The server's answer to a first inference. Raises `ProblemError` if none comes, or for credentials."""
+    try:
+        answer = await asker.post(path, body)
+    except NoAnswerError as error:
+        raise ProblemError(str(error)) from None
+    if unauthorized := asker.why_unauthorized(answer):
+        raise ProblemError(unauthorized)
+    return answer
+
+
+def _candidates(dialect: str, form: str, model: Model) -> Iterator[tuple[Sample, ...]]:
+    """The inputs to try, the likeliest first; in rows only those that have the same number of rows."""
+    undescribed = ((sample(each.name, each.datatype, each.shape),) for each in _UNDESCRIBED[dialect])
+    for samples in samples_for(model.inputs) if model.inputs else undescribed:
+        n_rows = {each.shape[:1] for each in samples}
+        if form != "row" or (len(n_rows) == 1 and n_rows != {()}):
+            yield samples
+
+
+def _of_sizes_in(words: str, one: Sample) -> Iterator[tuple[Sample, ...]]:
+    """*one* with the sizes for its last dimension that a refusal's *words* may name."""
+    for size in map(int, _SIZE.findall(words)[:MAX_SIZES]):
+        yield (sample(one.name, one.datatype, (*one.shape[:-1], size)),)
+
+
+def _outputs_of(answer: Answer, model: Model) -> tuple[Tensor, ...]:
+    """The outputs in an answer of another dialect than V2. Raises `UnreadableError`.
+
+    Datatypes that the server does not name are guessed from the values.
+    """
+    value = answer.member("predictions") if answer.member("outputs") is None else answer.member("outputs")
+    said = {declared.name: declared.datatype for declared in model.outputs}
+    found = Guess(_decoded(value), next(iter(said)) if len(said) == 1 else OUTPUT, is_answer=True).tensors
+    if not found:
+        raise UnreadableError("nothing in `outputs` or `predictions` that forms a tensor")
+    if any(declared.datatype == "FP64" for declared in model.inputs):
+        said = {name: "FP64" for name, each in found.items() if each.datatype == "FP32"} | said
+    return tuple(replace(each, datatype=said.get(name, each.datatype)).tensor for name, each in found.items())
+
+
+def _decoded(value: Any) -> Any:
+    """*value* with TensorFlow's `{"b64": ...}` as bytes."""
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if isinstance(value, dict) and list(value) == ["b64"]:
+        return base64.b64decode(value["b64"])
+    return {name: _decoded(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+# What is set of the model
+
+
+def set_models(straight: Straight, dialect: str, model: Model, report: Report) -> Straight:
+    """Set `models` to what the server does not say of *model*, and return *straight* with the caveat of a guess."""
+    if dialect == V2 and model.has_metadata:
+        return straight
+    if not model.inputs:
+        sent = ", ".join(f"{each.datatype} {list(each.shape)}" for each in straight.samples)
+        report.note(
+            f"the server does not say what the model's inputs and outputs are; it took {sent}. Names, datatypes and "
+            "shapes under `models` are the trial's and not known to be the model's: correct them, since clients get "
+            "them as metadata, and in other dialects than V2 requests that differ from them are refused"
+        )
+    inputs = described(straight.samples if straight.form == "inputs" else straight.inputs)  # there it may have no name
+    said = {declared.name for declared in model.outputs}
+    outputs = described(output for output in straight.outputs if output.name not in said)
+    if outputs and dialect != V2:
+        shown = ", ".join(f"{name} {output['datatype']}" for name, output in outputs.items())
+        unnamed = "what its output is called and " if OUTPUT in outputs else ""
+        report.problem(
+            f"its answers do not say {unnamed}of which datatype outputs are, and numbers do not tell. Guessed from one "
+            f"answer: {shown}. Put what the model computes under `models`: clients get what stands there"
+        )
+        straight = straight._replace(caveat=CAVEAT)
+    comment = _AS_ANSWERED if dialect == V2 else _GUESSED
+    _set(dialect, model, straight.form, {} if said else inputs, outputs, comment, report)
+    return straight
+
+
+def set_untried(dialect: str, model: Model, report: Report) -> None:
+    """Set `models` for a model that has answered no trial, as a draft for the user to complete."""
+    if dialect != V2 and not model.outputs:
+        inputs = {each.name: {"datatype": each.datatype, "shape": each.shape} for each in model.inputs}
+        outputs = {OUTPUT: {"datatype": "FP32"}}
+        _set(dialect, model, _FORMS[dialect][-1], inputs, outputs, _PLACEHOLDER, report)
+
+
+def _set(
+    dialect: str,
+    model: Model,
+    form: str,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    of: str,
+    report: Report,
+) -> None:
+    """Set `models`; *of* is the comment beside the *outputs*."""
+    said = {"format": form if form == "row" else "", "signature": model.signature, "inputs": inputs, "outputs": outputs}
+    if block := {key: value for key, value in said.items() if value}:
+        comments = {"outputs": of} if model.inputs else {"inputs": _AS_TRIED, "outputs": of}
+        why = _UNSAID if outputs else "how the model wants to be asked"
+        report.set("models", {"*" if dialect == MLFLOW else model.name: block}, why, comments=comments)

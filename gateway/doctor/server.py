@@ -1,0 +1,289 @@
+"""The server: the way to it, who it is, what it speaks, and which models it has.
+
+If a request does not get through, `first_look` explains why, in the same words as the gateway's log. Not here: whether
+inferences work (`model`), and the conclusions of `dialect: auto` (`backend.questions`).
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from gateway.backend.connections import NoAnswerError
+from gateway.backend.endpoints import Endpoint, Said
+from gateway.backend.first_look import BAD, SPEAKS_TLS, judge, resolved, speaks_tls, why_no_answer
+from gateway.backend.questions import (
+    MLFLOW,
+    TENSORFLOW,
+    V2,
+    Answer,
+    lists_openai_models,
+    said_after,
+    said_of_v2,
+)
+from gateway.backend.resolving import at_addresses
+from gateway.certificates import expiry_of
+from gateway.config import for_backend
+from gateway.config.values import first_of, nearest, shortened
+from gateway.doctor.asking import ASK_S, Asker
+from gateway.doctor.given import TLS_OPTIONS
+from gateway.doctor.model import Model, trial_of
+from gateway.doctor.report import ProblemError, Report
+from gateway.errors import ConfigError, ErrorKind
+from gateway.policy.paths import find_path_fault
+
+EXPIRES_SOON_DAYS = 30
+"""A certificate that expires within this time is pointed out."""
+
+MAX_MODELS = 1000
+"""How many models of a server are looked at."""
+
+MAX_SHOWN = 10
+"""How many models or addresses a line names."""
+
+TORCHSERVE = "TorchServe"
+"""It says neither its version nor anything else below `/v2`."""
+
+THE_MODEL = "model"
+"""What the only model of a server is called that gives it no name."""
+
+_OF_A_SERVER = re.compile(r"(?P<base>.*?)/(?:v2(?=/|$)|v1/models(?=/|$)|invocations$|ping$|predictions(?=/|$)).*")
+"""A URL's path that ends with a path of some protocol; `base` is the part before it, where the server is."""
+
+_MODEL = re.compile(r"/v[12]/models/([^/:]+)")
+
+_REFUSED_BY_A_GATEWAY = "/v2/models/a%2Fb"
+"""A path that the gateway refuses in its own words, by which a gateway is recognized."""
+
+_INDEX, _DESCRIBED = "/v2/repository/index", "/openapi.json"
+_LISTS = {V2: (_INDEX, "/v2/models", _DESCRIBED), TENSORFLOW: ("/v1/models",)}
+_IN_PATHS = re.compile(r"/v2/models/([^/{}]+)(?:/|$)")
+
+_NAMES: Mapping[str, Callable[[Any], Any]] = {
+    _INDEX: lambda index: [entry.get("name") for entry in index],  # of Triton and MLServer
+    "/v2/models": lambda listed: listed["models"],
+    "/v1/models": lambda listed: listed["models"],
+    _DESCRIBED: lambda described: [match[1] for each in described["paths"] if (match := _IN_PATHS.match(each))],
+}
+"""What lists models, and where the names are in its JSON; FastAPI describes the paths of a server by itself."""
+
+_SPEAKS = {
+    V2: "it speaks the V2 (Open Inference) protocol",
+    TENSORFLOW: "it speaks the REST API of TensorFlow Serving, which is KServe's V1 protocol",
+    MLFLOW: "it is MLflow's scoring server",
+}
+
+
+class Meant(NamedTuple):
+    """The meaning of a URL that a user has typed."""
+
+    url: str
+    """Scheme, host, port, and maybe a path."""
+    model: str
+    """The model that the URL names; mostly empty."""
+    left_out: str
+    """The end of its path, which belongs to the protocol."""
+
+
+def meant_by(url: str) -> Meant:
+    """The meaning of *url*. Raises `ConfigError` if it is not a server's URL."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+    except ValueError:
+        raise ConfigError(f"{shortened(url)}: not a URL, such as http://127.0.0.1:8000") from None
+    if not parts.netloc:
+        raise ConfigError("expected the URL of a server, such as http://127.0.0.1:8000")
+    match = _OF_A_SERVER.fullmatch(parts.path)
+    model = _MODEL.search(parts.path)
+    base = match["base"] if match else parts.path
+    meant = parts._replace(path=base).geturl().rstrip("/")
+    try:
+        for_backend(meant, "127.0.0.1:0", "127.0.0.1:0")
+    except ConfigError as error:
+        reason = str(error).partition(": ")[2].replace("`headers.set`", "--header")
+        raise ConfigError(f"{shortened(url)}: {reason}") from None
+    return Meant(meant, unquote(model[1]) if model else "", parts.path[len(base) :] if match else "")
+
+
+# The way to it
+
+
+async def reach(endpoint: Endpoint, headers: Mapping[str, str], report: Report) -> tuple[Asker, Answer]:
+    """Reach the server: returns an asker for it, which sends *headers*, and its answer to `GET /v2`.
+
+    Raises `ProblemError`.
+    """
+    endpoint = endpoint if endpoint.addresses else await _looked_up(endpoint, report)
+    asker = Asker(endpoint, headers)
+    try:
+        answer = await asker.get("/v2")
+    except NoAnswerError as error:
+        why = str(error) if error.kind is ErrorKind.TIMEOUT else await why_no_answer(endpoint, error)
+        for key, option in TLS_OPTIONS.items():
+            why = why.replace(f"backends.default.tls.{key}", option)
+        raise ProblemError(why) from None
+    await _judge(asker, answer)
+    report.ok(f"{endpoint.authority} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
+    expires_at = expiry_of(dict(answer.certificate))
+    if expires_at is not None:
+        days = (expires_at - datetime.now(UTC)).days
+        words = f"its certificate is accepted, and valid until {expires_at:%Y-%m-%d}"
+        if days < EXPIRES_SOON_DAYS:
+            report.note(f"{words}, which is in {days} days: renew it soon")
+        else:
+            report.ok(words)
+    return asker, answer
+
+
+async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
+    """*endpoint* with the addresses of its name, which are reported. Raises `ProblemError`."""
+    host = endpoint.host
+    try:
+        async with asyncio.timeout(ASK_S):
+            found = await resolved(endpoint)
+    except TimeoutError:
+        raise ProblemError(f"the name {host} could not be looked up within {ASK_S:g} s") from None
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no name for a host"
+        raise ProblemError(f"the name {host} cannot be looked up: {reason}") from None
+    report.ok(f"{host} is {first_of(found.addresses, MAX_SHOWN)}")
+    if len(found.addresses) > 1:
+        report.note(
+            f"to the gateway these are {len(found.addresses)} servers, each with connections and probes of its own. It "
+            "is one of them that is examined here"
+        )
+        for each in at_addresses(endpoint, found.addresses):
+            try:
+                await Asker(each).get("/v2")
+            except NoAnswerError as error:
+                words = f"no answer from {each.addresses[0]}: {error.why}"
+                report.problem(f"{words}. As long as that lasts, the gateway asks the others")
+    return found
+
+
+async def _judge(asker: Asker, answer: Answer) -> None:
+    """Raise `ProblemError` if *answer* to `GET /v2` comes from what can be no inference server."""
+    with suppress(NoAnswerError):
+        refusal = await asker.get(_REFUSED_BY_A_GATEWAY)
+        if refusal.status == 400 and str(find_path_fault(_REFUSED_BY_A_GATEWAY)) in refusal.words:
+            raise ProblemError("this is a tensor-gateway: name the inference server behind it")
+    if unauthorized := asker.why_unauthorized(answer):
+        raise ProblemError(unauthorized)
+    if answer.status == 400 and asker.endpoint.tls is None and await speaks_tls(asker.endpoint):
+        raise ProblemError(SPEAKS_TLS)
+    finding = judge(answer, asker.endpoint.base_path)
+    # any other server that answers 200 may still speak another dialect
+    if finding is not None and finding.level is BAD and (answer.status != 200 or answer.is_html):
+        raise ProblemError(f"it {finding.words}" if finding.words.startswith("answers") else finding.words)
+
+
+# Who it is
+
+
+async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> Said:
+    """Which server answers; *first* is its answer to `GET /v2`. Raises `ProblemError` and `NoAnswerError`."""
+    report.heading("The server")
+    said = await _v2(asker, first) or await _other(asker, first, model)
+    words = _SPEAKS[said.dialect]
+    if said.title == TORCHSERVE:
+        words = f"with service_envelope=kservev2 in its config.properties {words}"
+    report.ok(f"{said.title}: {words}" if said.title else words)
+    if said.is_binary:
+        report.note(
+            "it says that it reads binary tensors itself (binary_tensor_data): clients can use it without a gateway, "
+            "and a gateway in front of it can pass binary through as it is"
+        )
+    if said.dialect != V2:
+        report.set("dialect", said.dialect, "what the server speaks")
+    return said
+
+
+async def _v2(asker: Asker, first: Answer) -> Said | None:
+    """The V2 server, recognized by *first* or by its health path; None if it is no V2 server."""
+    said = said_of_v2(first)
+    if said.dialect:
+        return said
+    if first.is_of_torchserve:
+        return Said(V2, title=TORCHSERVE)
+    if first.status == 200:  # some servers answer every path with 200
+        return None
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        health = await asker.get(path)
+        if health.status == 200 and not health.is_html:
+            return Said(V2)
+    return Said(V2) if await _listed(asker, _DESCRIBED) else None
+
+
+async def _other(asker: Asker, first: Answer, model: str) -> Said:
+    """The kind of a server without paths below `/v2`. Raises `ProblemError` if no known kind fits."""
+    said = await said_after(first, asker.get)
+    if said.dialect:
+        return said
+    if model:
+        if (await asker.get(Model(model).path)).status == 200:
+            return Said(V2)
+        if dialect := await _takes_inferences(asker, model):
+            return Said(dialect)
+    what = ""
+    if lists_openai_models(await asker.get("/v1/models")):
+        what = "; it lists models in OpenAI's interface, as servers of language models do, which is another"
+    elif not model:
+        what = ". If it has nothing but inference, name the model with --model"
+    named = f" Its answers name {shortened(first.headers['server'])}." if "server" in first.headers else ""
+    raise ProblemError(
+        f"it is no server that the gateway can stand in front of: {said.answers}{what}.{named} It speaks neither V2 "
+        "nor the JSON of TensorFlow Serving or MLflow. With --path, where it takes inferences, and --sample, a file "
+        "with what it takes there, this command writes a description of it for the gateway"
+    )
+
+
+async def _takes_inferences(asker: Asker, model: str) -> str:
+    """The dialect in which the server takes inferences of *model*, if it answers nothing else; empty for none.
+
+    Raises `ProblemError` if it needs credentials.
+    """
+    for dialect in (V2, TENSORFLOW, MLFLOW):
+        with suppress(NoAnswerError):
+            answer = await asker.post(*trial_of(dialect, model))
+            if unauthorized := asker.why_unauthorized(answer):
+                raise ProblemError(unauthorized)
+            if answer.status not in (404, 405, 501) and isinstance(answer.json, dict):
+                return dialect
+    return ""
+
+
+async def choose_model(asker: Asker, dialect: str, asked_for: str, report: Report) -> str:
+    """The model to try: *asked_for*, or the server's only one; else empty, and the report says why."""
+    if dialect == MLFLOW:
+        return asked_for or THE_MODEL
+    models: list[str] = []
+    for path in _LISTS[dialect]:
+        models = models or await _listed(asker, path)
+    shown = first_of([*map(shortened, models)], MAX_SHOWN)
+    if asked_for:
+        if not models or asked_for in models:
+            return asked_for
+        close = nearest(asked_for, models)
+        meant = f", did you mean {close!r}?" if close else "."
+        report.problem(f"it has no model {shortened(asked_for)!r}{meant} Its models: {shown}")
+    elif len(models) == 1:
+        return models[0]
+    elif models:
+        report.note(f"its models: {shown}. To try one: --model {models[0]}")
+    else:
+        report.note("it does not list its models: to try one, name it with --model")
+    return ""
+
+
+async def _listed(asker: Asker, path: str) -> list[str]:
+    """The models in the answer to *path*, one of `_NAMES`; empty if the answer lists none."""
+    try:
+        answer = await (asker.post(path, b"{}") if path == _INDEX else asker.get(path))
+        names = _NAMES[path](answer.json)
+    except (NoAnswerError, TypeError, KeyError, AttributeError):
+        return []
+    listed = names[:MAX_MODELS] if isinstance(names, list) else []
+    return list(dict.fromkeys(name for name in listed if isinstance(name, str) and name))

@@ -1,0 +1,273 @@
+"""Tensors of a few numbers: for trial inferences, as JSON and in binary, and those that come back.
+
+On purpose without the gateway's codec, because the trials judge the codec's work. Not here: sending.
+"""
+
+import base64
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from gateway.backend.questions import Answer
+from gateway.codec import DATATYPES, HEADER_LENGTH, Kind
+
+MAX_ELEMENTS = 4_000_000
+"""A model whose input is larger is not tried."""
+
+SIZES = (4, 1, 16, 32, 224)
+"""What variable dimensions are set to: the first of these that the model takes. A batch stays 1."""
+
+PERIOD = 80
+"""After so many values of any datatype those of a sample begin again."""
+
+
+class UnreadableError(Exception):
+    """An answer that is no inference; the message says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An input or output, as a model's description declares it; -1 is a variable dimension."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    @property
+    def words(self) -> str:
+        """Such as `x FP32 [-1, 4]`."""
+        return f"{self.name or '(no name)'} {self.datatype} {list(self.shape)}"
+
+    @property
+    def member(self) -> dict[str, Any]:
+        """What V2 says of it beside its values."""
+        return {"name": self.name, "shape": self.shape, "datatype": self.datatype}
+
+
+@dataclass(frozen=True)
+class Tensor(Declared):
+    """An input or output with its values as they are on the wire."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Sample(Declared):
+    """An input with its values as Python's, flat."""
+
+    values: tuple[Any, ...]
+
+    @property
+    def nested(self) -> Any:
+        """The values as nested lists; a scalar is itself."""
+        return np.array([*self.values, None], object)[:-1].reshape(self.shape).tolist()
+
+    @property
+    def tensor(self) -> Tensor:
+        """The same in binary. Raises `UnreadableError` for numbers that its datatype does not hold."""
+        return Tensor(self.name, self.datatype, self.shape, blob_of(self.datatype, self.values))
+
+
+def described(tensors: Iterable[Declared]) -> dict[str, Any]:
+    """*tensors* as in a block of `models`; their first dimension counts as variable, as in a batch."""
+    shapes = ((each, [-1, *each.shape[1:]] if each.shape else []) for each in tensors)
+    return {each.name: {"datatype": each.datatype, "shape": shape} for each, shape in shapes}
+
+
+# What is sent
+
+
+def _value(datatype: str, number: int) -> Any:
+    """A small value, which any model should survive, and which the datatype holds exactly but for tenths of FP32."""
+    row = DATATYPES[datatype]
+    if row.kind is Kind.BYTES:
+        return f"text {number}"
+    if row.kind is Kind.BOOL:
+        return number % 2 == 0
+    if row.kind is Kind.INTEGER:
+        return number % 4
+    # tenths are no sums of powers of two, so they show whether a value is rounded on its way
+    return number % 16 / 16 if row.item_bytes == 2 else number % 10 / 10
+
+
+def sample(name: str, datatype: str, shape: Sequence[int]) -> Sample:
+    """A tensor of small values, which are the same again after `PERIOD`."""
+    values = itertools.cycle([_value(datatype, number) for number in range(PERIOD)])
+    return Sample(name, datatype, tuple(shape), tuple(itertools.islice(values, math.prod(shape))))
+
+
+def samples_for(inputs: Sequence[Declared]) -> Iterator[tuple[Sample, ...]]:
+    """Requests to try with a model that has these *inputs*, the likeliest first."""
+    for size in SIZES:
+        shapes = [_sized(each.shape, size) for each in inputs]
+        if sum(map(math.prod, shapes)) <= MAX_ELEMENTS:
+            yield tuple(sample(each.name, each.datatype, shape) for each, shape in zip(inputs, shapes, strict=True))
+
+
+def _sized(shape: Sequence[int], size: int) -> list[int]:
+    """*shape* with *size* for its variable dimensions, and 1 for a batch."""
+    sized = [size if each < 0 else each for each in shape]
+    return [1, *sized[1:]] if len(shape) > 1 and shape[0] < 0 else sized
+
+
+def with_first_value(tensors: Sequence[Tensor], kind: Kind, value: Any) -> tuple[Tensor, ...]:
+    """*tensors* with *value* as the first one of their first tensor of *kind*; nothing if there is no such tensor."""
+    for index, each in enumerate(tensors):
+        row = DATATYPES[each.datatype]
+        if row.kind is kind and each.blob:
+            n_bytes = row.item_bytes or 4 + int.from_bytes(each.blob[:4], "little")
+            return replaced(tensors, index, blob=blob_of(each.datatype, [value]) + each.blob[n_bytes:])
+    return ()
+
+
+def replaced(tensors: Sequence[Tensor], index: int, **fields: Any) -> tuple[Tensor, ...]:
+    """*tensors* with other *fields* of the one at *index*."""
+    return (*tensors[:index], replace(tensors[index], **fields), *tensors[index + 1 :])
+
+
+def binary_request(tensors: Iterable[Tensor], **members: Any) -> tuple[bytes, int]:
+    """The body of a V2 request with binary inputs that asks for binary outputs, and its header length."""
+    inputs = [{**each.member, "parameters": {"binary_data_size": len(each.blob)}} for each in tensors]
+    header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}, **members}).encode()
+    return header + b"".join(each.blob for each in tensors), len(header)
+
+
+# What is in JSON
+
+
+def flat(data: Any) -> list[Any]:
+    """The values inside of nested lists."""
+    return list(np.array(data, object).flat)
+
+
+def shape_of(data: Any, *, has_missing: bool = False) -> tuple[int, ...] | None:
+    """The shape of nested lists of values of one kind; None if they are not rectangular.
+
+    `null` is NaN among numbers, and a missing text among texts if these *has_missing*.
+    """
+    array = np.array(data, object)
+    if any(isinstance(value, (list, dict)) for value in array.flat):
+        return None
+    kinds = set(map(_kind, array.flat))
+    known = kinds - {None}
+    is_number = bool(known) and known <= {Kind.INTEGER, Kind.FLOAT}
+    may_be_null = is_number or (has_missing and known == {Kind.BYTES}) or not array.shape
+    is_tensor = (is_number or len(known) < 2) and (may_be_null or None not in kinds)
+    return array.shape if is_tensor else None
+
+
+def guessed(values: Sequence[Any]) -> str:
+    """The likeliest datatype of *values* of JSON, among the datatypes that hold them exactly, if one does."""
+    kinds = set(map(_kind, values))
+    if Kind.BYTES in kinds:
+        return "BYTES"
+    if kinds - {None} == {Kind.BOOL}:
+        return "BOOL"
+    if kinds == {Kind.INTEGER}:
+        rows = (DATATYPES["INT64"], DATATYPES["UINT64"])
+        fitting = (row.name for row in rows if row.lowest <= min(values) and max(values) <= row.highest)
+        return next(fitting, "FP64")
+    with np.errstate(over="ignore"):
+        return "FP64" if not all(_is_single(value) for value in values if value is not None) else "FP32"
+
+
+def _kind(value: Any) -> Kind | None:
+    """The kind of datatype that holds *value* of JSON; None for `null`."""
+    if value is None:
+        return None
+    kinds = ((bool, Kind.BOOL), (int, Kind.INTEGER), (float, Kind.FLOAT))
+    return next((kind for type_, kind in kinds if isinstance(value, type_)), Kind.BYTES)
+
+
+def _is_single(value: float) -> bool:
+    """Whether FP32 holds *value* exactly, as it does NaN; 0.1, printed short, counts as FP64."""
+    try:
+        single = np.float32(value)
+    except OverflowError:  # an integer that no float holds
+        return False
+    return float(single) == value or bool(np.isnan(single))
+
+
+def blob_of(datatype: str, values: Sequence[Any]) -> bytes:
+    """*values* as bytes on the wire. Raises `UnreadableError` if *datatype* cannot hold them."""
+    if datatype not in DATATYPES:
+        raise UnreadableError(f"an output of the unknown datatype {datatype!r}")
+    row = DATATYPES[datatype]
+    try:
+        if row.kind is Kind.BYTES:
+            texts = [_text(value) for value in values]
+            return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        if row.kind is Kind.FLOAT:
+            numbers = np.array([math.nan if value is None else value for value in values], np.float64)
+            with np.errstate(over="ignore"):
+                return row.narrow(numbers).astype(row.wire).tobytes()
+        return np.array([int(value) for value in values], row.wire).tobytes()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UnreadableError(f"values that are not {datatype}: {error}") from None
+
+
+def _text(value: Any) -> bytes:
+    """The bytes of a string, of bytes, or of TensorFlow's `{"b64": ...}`."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, dict) and list(value) == ["b64"]:
+        return base64.b64decode(value["b64"], validate=True)
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r}")
+    return value.encode()
+
+
+# What comes back
+
+
+class _Output(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Any = ()
+    parameters: dict[str, Any] | None = None
+
+
+class _Answer(msgspec.Struct):
+    outputs: Annotated[list[_Output], msgspec.Meta(min_length=1)]
+
+
+def outputs_of(answer: Answer) -> tuple[Tensor, ...]:
+    """The outputs of a V2 answer, JSON or binary. Raises `UnreadableError`."""
+    try:
+        length = int(answer.headers.get(HEADER_LENGTH.lower(), len(answer.body)))
+        outputs = msgspec.convert(json.loads(answer.body[:length]), _Answer).outputs
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise UnreadableError(f"something that is no answer of V2: {error}") from None
+    blobs = BytesIO(answer.body[length:])
+    return tuple(Tensor(each.name, each.datatype, each.shape, _blob_in(each, blobs)) for each in outputs)
+
+
+def _blob_in(output: _Output, blobs: BytesIO) -> bytes:
+    parameters = output.parameters or {}
+    size = parameters.get("binary_data_size")
+    if size is not None:
+        return blobs.read(size)
+    values = flat(output.data)
+    if parameters.get("content_type") == "base64":
+        values = [{"b64": value} for value in values]
+    return blob_of(output.datatype, values)
+
+
+def same(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:
+    """Whether the outputs of two answers are the same, whatever their order."""
+    return {each.name: each for each in one} == {each.name: each for each in other}
+
+
+def has_nan(outputs: Iterable[Tensor]) -> bool:
+    """Whether NaN is among the values of an answer."""
+    rows = [(DATATYPES[output.datatype], output.blob) for output in outputs]
+    floats = [row.widen(np.frombuffer(blob, row.wire)) for row, blob in rows if row.kind is Kind.FLOAT]
+    return any(bool(np.isnan(numbers).any()) for numbers in floats)
