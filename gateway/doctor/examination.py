@@ -5,16 +5,16 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from gateway import __version__
 from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Said
 from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
-from gateway.config import Address, Endpoint
+from gateway.config import Address
 from gateway.doctor.asking import Asker
 from gateway.doctor.given import TLS_OPTIONS, Given, endpoint_of
-from gateway.doctor.model import Model, Straight, describe, first_inference, set_models, set_untried
+from gateway.doctor.model import Model, Straight, describe, first_inference, set_models
 from gateway.doctor.report import ProblemError, Report, configuration
 from gateway.doctor.sample import described_sample, try_sample
 from gateway.doctor.server import THE_MODEL, TORCHSERVE, choose_model, meant_by, reach, recognize
@@ -24,13 +24,6 @@ from gateway.process.ports import is_free
 
 WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
 """Exit codes: it works as it is; it works with the named settings; the server cannot be reached or used."""
-
-LISTEN_PORTS = (8080, 8090, 8070, 8060)
-ADMIN_PORTS = (9090, 9091, 9092, 9093)
-"""Ports for the configuration: the first that is free and is none of the server's is used."""
-
-_PORTS_OF_ONE_SERVER = 3
-"""How many ports in a row one server may use: servers on 8080 use the next two as well, for gRPC and metrics."""
 
 _WHY_HEALTH = "probes: /-/ready of the gateway tells whether the server is up"
 
@@ -72,7 +65,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     report.table("What clients can do through the gateway", report.abilities)
     endpoint_of(meant.url, report.settings)  # raises for a configuration that `check` would refuse
     found = f"In front of {examination.title} at {meant.url}, as `tensor-gateway doctor` found it on "
-    listen, admin = (_address(meant.url, ports) for ports in (LISTEN_PORTS, ADMIN_PORTS))
+    listen, admin = (_address(port, meant.url) for port in (8080, 9090))
     file = configuration(meant.url, report.settings, listen, admin, f"{found}{datetime.now(UTC):%Y-%m-%d}")
     if only_yaml:
         sys.stdout.write(file)
@@ -82,14 +75,15 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     return WORKS if report.works_as_it_is else WORKS_WITH
 
 
-def _address(url: str, ports: tuple[int, ...]) -> str:
-    """A loopback address to listen on that is free now and that is none of the server's."""
-    for port in ports:
-        own = Address(f"127.0.0.1:{port}")
-        taken = (Address(f"127.0.0.1:{port - beside}") for beside in range(_PORTS_OF_ONE_SERVER))
-        if is_free(own) and not any(address.is_reached_by(Endpoint(url)) for address in taken):
-            break
-    return own
+def _address(first: int, url: str) -> str:
+    """A loopback address to listen on: the *first* port, or a later one, that is free and none of the server's.
+
+    A server may have three in a row: servers on 8080 use the next two as well, for gRPC and metrics.
+    """
+    others = range(first, first + 40, 10)
+    of_server = urlsplit(url).port or 0
+    free = (port for port in others if not 0 <= port - of_server < 3 and is_free(Address(f"127.0.0.1:{port}")))
+    return f"127.0.0.1:{next(free, first)}"
 
 
 class _Examination:
@@ -174,7 +168,6 @@ class _Examination:
                 self._report.set("dialect", TENSORFLOW, "the server speaks V2, but the model only V1")
                 await self._find_health(model.name)
                 return straight
-        set_untried(said.dialect, model, self._report)
         hint = ". Has its config.properties service_envelope=kservev2?" if is_torchserve else ""
         raise ProblemError(f"{refused}{hint}")
 

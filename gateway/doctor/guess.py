@@ -5,21 +5,31 @@ no lists, its texts and numbers are tensors. Not here: the language of templates
 """
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from gateway.doctor.tensors import Sample, described, flat, guessed, shape_of
+from gateway.doctor.tensors import Tensor, blob_of, described, flat, guessed, shape_of
 
 
 class Guess:
     """The tensors of a *document*, and the template that makes it of them."""
 
-    def __init__(self, document: Any, only: str, *, is_answer: bool = False) -> None:
-        """*only* is what the whole document is called, where it is one tensor.
+    def __init__(
+        self,
+        document: Any,
+        only: str,
+        datatype_of: Callable[[str, Sequence[Any]], str] = lambda name, values: guessed(values),
+        *,
+        is_answer: bool = False,
+    ) -> None:
+        """*only* is what the whole document is called, where it is one tensor. *datatype_of* its name and values.
 
-        *is_answer*: a `null` among texts counts as a missing text. No input has any.
+        *is_answer*: a `null` among texts counts as a missing text. No input has any. Raises `UnreadableError` for
+        values that their datatype does not hold.
         """
+        self._datatype_of = datatype_of
         self._is_answer = is_answer
-        self.tensors: dict[str, Sample] = {}
+        self.tensors: dict[str, Tensor] = {}
         """Each input or output, with the values of the document."""
         self.paths: dict[str, str] = {}
         """Where each stands, as in `answer`."""
@@ -80,11 +90,11 @@ class Guess:
         if name in taken:
             name = f"{name}_{len(self.tensors)}"
         known = flat(values)
-        datatype = guessed(known)
+        datatype = self._datatype_of(name, known)
         if datatype == "BYTES" and None in known:
             self._missing.add(name)
             known = ["" if each is None else each for each in known]
-        self.tensors[name] = Sample(name, datatype, self._shape_of(values) or (), tuple(known))
+        self.tensors[name] = Tensor(name, datatype, self._shape_of(values) or (), blob_of(datatype, known))
         self.paths[name] = path
         return name
 

@@ -8,7 +8,7 @@ import ast
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -23,10 +23,10 @@ from gateway.doctor.guess import Guess
 from gateway.doctor.report import ProblemError, Report, Setting
 from gateway.doctor.tensors import (
     Declared,
-    Sample,
     Tensor,
     UnreadableError,
     described,
+    guessed,
     outputs_of,
     sample,
     samples_for,
@@ -56,11 +56,9 @@ CAVEAT = ", if the datatypes that were guessed are right"
 """What else must be right so that clients get right values."""
 
 _AS_TRIED = "what the trial sent, and the server took: put the model's names, datatypes and shapes"
-_UNSAID = "what the server does not say of its model"
-_GUESSED = "GUESSED from the numbers of one answer: put the datatypes that the model computes"
+GUESSED_OUTPUTS = "GUESSED from the numbers of one answer: put the datatypes that the model computes"
 _AS_ANSWERED = "as they came back: correct the shapes"
-_PLACEHOLDER = "PLACEHOLDER, since no trial was answered: put the outputs that the model has"
-"""Comments beside the model, its inputs and its outputs."""
+"""Comments beside a model's inputs and outputs."""
 
 _WRONG = ({"inputs": {"tensor-gateway doctor": [0]}}, {"inputs": [[[[[[0]]]]]]})
 """Requests that MLflow refuses with the model's signature in its words: a wrong name, and a wrong rank."""
@@ -109,7 +107,8 @@ class Straight(NamedTuple):
 
     path: str
     body: bytes
-    samples: tuple[Sample, ...]
+    samples: tuple[Tensor, ...]
+    """The inputs, as they were sent."""
     outputs: tuple[Tensor, ...]
     form: str = ""
     """The `format` of the configuration; empty for V2 and for templates."""
@@ -119,7 +118,7 @@ class Straight(NamedTuple):
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """The inputs as a client of the gateway sends them; they have names."""
-        return tuple(replace(each.tensor, name=each.name or NAMELESS_INPUT) for each in self.samples)
+        return tuple(replace(each, name=each.name or NAMELESS_INPUT) for each in self.samples)
 
 
 # What the server says
@@ -184,7 +183,7 @@ _FORMS = {V2: ("",), TENSORFLOW: ("columnar", "row"), MLFLOW: ("inputs",)}
 """The forms of requests that are tried: values of `format` in the configuration."""
 
 
-def _written(form: str, signature: str, samples: Sequence[Sample]) -> bytes:
+def _written(form: str, signature: str, samples: Sequence[Tensor]) -> bytes:
     """The body of a request in *form*."""
     body: dict[str, Any] = {"signature_name": signature} if signature else {}
     if not form:
@@ -197,12 +196,6 @@ def _written(form: str, signature: str, samples: Sequence[Sample]) -> bytes:
         is_alone = form == "row" or [*nested] == [""]
         body["instances" if form == "row" else "inputs"] = samples[0].nested if is_alone else nested
     return json.dumps(body).encode()
-
-
-def trial_of(dialect: str, model: str) -> tuple[str, bytes]:
-    """Path and body of an inference of *model*, of whose inputs nothing is known."""
-    form, unknown = _FORMS[dialect][0], Model(model)
-    return _path(dialect, unknown), _written(form, "", next(_candidates(dialect, form, unknown)))
 
 
 def _path(dialect: str, model: Model) -> str:
@@ -243,7 +236,7 @@ async def answer_to(asker: Asker, path: str, body: bytes) -> Answer:
     return answer
 
 
-def _candidates(dialect: str, form: str, model: Model) -> Iterator[tuple[Sample, ...]]:
+def _candidates(dialect: str, form: str, model: Model) -> Iterator[tuple[Tensor, ...]]:
     """The inputs to try, the likeliest first; in rows only those that have the same number of rows."""
     undescribed = ((sample(each.name, each.datatype, each.shape),) for each in _UNDESCRIBED[dialect])
     for samples in samples_for(model.inputs) if model.inputs else undescribed:
@@ -252,7 +245,7 @@ def _candidates(dialect: str, form: str, model: Model) -> Iterator[tuple[Sample,
             yield samples
 
 
-def _of_sizes_in(words: str, one: Sample) -> Iterator[tuple[Sample, ...]]:
+def _of_sizes_in(words: str, one: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """*one* with the sizes for its last dimension that a refusal's *words* may name."""
     for size in map(int, _SIZE.findall(words)[:MAX_SIZES]):
         yield (sample(one.name, one.datatype, (*one.shape[:-1], size)),)
@@ -263,14 +256,19 @@ def _outputs_of(answer: Answer, model: Model) -> tuple[Tensor, ...]:
 
     Datatypes that the server does not name are guessed from the values.
     """
-    value = answer.member("predictions") if answer.member("outputs") is None else answer.member("outputs")
     said = {declared.name: declared.datatype for declared in model.outputs}
-    found = Guess(_decoded(value), next(iter(said)) if len(said) == 1 else OUTPUT, is_answer=True).tensors
+    is_double = any(declared.datatype == "FP64" for declared in model.inputs)
+
+    def datatype_of(name: str, values: Sequence[Any]) -> str:
+        likely = guessed(values)
+        return said.get(name, "FP64" if is_double and likely == "FP32" else likely)
+
+    value = answer.member("predictions") if answer.member("outputs") is None else answer.member("outputs")
+    only = next(iter(said)) if len(said) == 1 else OUTPUT
+    found = Guess(_decoded(value), only, datatype_of, is_answer=True).tensors
     if not found:
         raise UnreadableError("nothing in `outputs` or `predictions` that forms a tensor")
-    if any(declared.datatype == "FP64" for declared in model.inputs):
-        said = {name: "FP64" for name, each in found.items() if each.datatype == "FP32"} | said
-    return tuple(replace(each, datatype=said.get(name, each.datatype)).tensor for name, each in found.items())
+    return tuple(found.values())
 
 
 def _decoded(value: Any) -> Any:
@@ -296,9 +294,11 @@ def set_models(straight: Straight, dialect: str, model: Model, report: Report) -
             "shapes under `models` are the trial's and not known to be the model's: correct them, since clients get "
             "them as metadata, and in other dialects than V2 requests that differ from them are refused"
         )
-    inputs = described(straight.samples if straight.form == "inputs" else straight.inputs)  # there it may have no name
-    said = {declared.name for declared in model.outputs}
-    outputs = described(output for output in straight.outputs if output.name not in said)
+    inputs = {}
+    if not model.outputs:  # `inputs` is the only form in which an input may be without a name
+        inputs = described(straight.samples if straight.form == "inputs" else straight.inputs)
+    known = [declared.name for declared in model.outputs]
+    outputs = described(output for output in straight.outputs if output.name not in known)
     if outputs and dialect != V2:
         shown = ", ".join(f"{name} {output['datatype']}" for name, output in outputs.items())
         unnamed = "what its output is called and " if OUTPUT in outputs else ""
@@ -307,31 +307,11 @@ def set_models(straight: Straight, dialect: str, model: Model, report: Report) -
             f"answer: {shown}. Put what the model computes under `models`: clients get what stands there"
         )
         straight = straight._replace(caveat=CAVEAT)
-    comment = _AS_ANSWERED if dialect == V2 else _GUESSED
-    _set(dialect, model, straight.form, {} if said else inputs, outputs, comment, report)
-    return straight
-
-
-def set_untried(dialect: str, model: Model, report: Report) -> None:
-    """Set `models` for a model that has answered no trial, as a draft for the user to complete."""
-    if dialect != V2 and not model.outputs:
-        inputs = {each.name: {"datatype": each.datatype, "shape": each.shape} for each in model.inputs}
-        outputs = {OUTPUT: {"datatype": "FP32"}}
-        _set(dialect, model, _FORMS[dialect][-1], inputs, outputs, _PLACEHOLDER, report)
-
-
-def _set(
-    dialect: str,
-    model: Model,
-    form: str,
-    inputs: Mapping[str, Any],
-    outputs: Mapping[str, Any],
-    of: str,
-    report: Report,
-) -> None:
-    """Set `models`; *of* is the comment beside the *outputs*."""
-    said = {"format": form if form == "row" else "", "signature": model.signature, "inputs": inputs, "outputs": outputs}
+    form = straight.form if straight.form == "row" else ""
+    said = {"format": form, "signature": model.signature, "inputs": inputs, "outputs": outputs}
     if block := {key: value for key, value in said.items() if value}:
-        comments = {"outputs": of} if model.inputs else {"inputs": _AS_TRIED, "outputs": of}
-        why = _UNSAID if outputs else "how the model wants to be asked"
+        comments = {} if model.inputs else {"inputs": _AS_TRIED}
+        comments["outputs"] = _AS_ANSWERED if dialect == V2 else GUESSED_OUTPUTS
+        why = "what the server does not say of its model" if outputs else "how the model wants to be asked"
         report.set("models", {"*" if dialect == MLFLOW else model.name: block}, why, comments=comments)
+    return straight

@@ -4,21 +4,20 @@ Not here: which tensors a document has (`guess`).
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.backend.questions import TEMPLATE
 from gateway.doctor.asking import Asker
 from gateway.doctor.guess import Guess
-from gateway.doctor.model import CAVEAT, Straight, answer_to
+from gateway.doctor.model import CAVEAT, GUESSED_OUTPUTS, Straight, answer_to
 from gateway.doctor.report import ProblemError, Report
-from gateway.doctor.tensors import Sample, Tensor, UnreadableError
+from gateway.doctor.tensors import UnreadableError
 
 MAX_SHOWN = 300
 """How many characters of the answer to the sample are shown."""
 
 _GUESSED = "GUESSED from the numbers of one sample: put the datatypes that the model takes"
-_GUESSED_OUTPUTS = "GUESSED from the numbers of one answer: put the datatypes that the model computes"
 
 
 async def described_sample(asker: Asker, path: str) -> Any:
@@ -56,7 +55,7 @@ def _first_example(schema: Mapping[str, Any]) -> Any:
 
 async def try_sample(asker: Asker, path: str, document: Any, model: str, report: Report) -> Straight:
     """Send *document* to *path*, and set the template that it and the answer show. Raises `ProblemError`."""
-    sent = Guess(document, "input")
+    sent = _guessed("the sample", document, "input")
     if not sent.tensors:
         raise ProblemError("the sample has no value that could be an input")
     if sent.differing:
@@ -71,25 +70,9 @@ async def try_sample(asker: Asker, path: str, document: Any, model: str, report:
         raise ProblemError(f"the sample was refused: {answer.words}{question}")
     text = answer.body.decode(errors="replace")
     report.ok(f"POST {path} with the sample: {text[:MAX_SHOWN]}{'...' if len(text) > MAX_SHOWN else ''}")
-    came = Guess(answer.json, "output", is_answer=True)
+    came = _guessed("the answer to the sample", answer.json, "output", is_answer=True)
     if answer.json is None or not came.tensors:
         raise ProblemError("the answer to the sample is no JSON that has outputs in it")
-    samples = tuple(sent.tensors.values())
-    _binary(samples, "the sample")
-    outputs = _binary(came.tensors.values(), "the answer to the sample")
-    _set_template(path, sent, came, model, report)
-    return Straight(path, body, samples, outputs, caveat=CAVEAT)
-
-
-def _binary(tensors: Iterable[Sample], where: str) -> tuple[Tensor, ...]:
-    """*tensors* of a sample or an answer in binary. Raises `ProblemError` for numbers that no datatype holds."""
-    try:
-        return tuple(each.tensor for each in tensors)
-    except UnreadableError as error:
-        raise ProblemError(f"{where} has {error}") from None
-
-
-def _set_template(path: str, sent: Guess, came: Guess, model: str, report: Report) -> None:
     inputs, outputs = sent.described(), came.described()
     shown = ", ".join(f"{name} {each['datatype']}" for name, each in (inputs | outputs).items())
     report.problem(
@@ -99,7 +82,13 @@ def _set_template(path: str, sent: Guess, came: Guess, model: str, report: Repor
     report.set("dialect", TEMPLATE, "it speaks no protocol: `models` says what it gets and what it answers")
     request = {"path": path, "body": sent.body}
     block = {"inputs": inputs, "outputs": outputs, "request": request, "answer": came.paths}
-    comments = {"inputs": _GUESSED, "outputs": _GUESSED_OUTPUTS}
-    report.set(
-        "models", {model: block}, "what is sent, and where outputs stand, as the sample shows it", comments=comments
-    )
+    why = "what is sent, and where the outputs stand, as the sample shows it"
+    report.set("models", {model: block}, why, comments={"inputs": _GUESSED, "outputs": GUESSED_OUTPUTS})
+    return Straight(path, body, tuple(sent.tensors.values()), tuple(came.tensors.values()), caveat=CAVEAT)
+
+
+def _guessed(where: str, document: Any, only: str, *, is_answer: bool = False) -> Guess:
+    try:
+        return Guess(document, only, is_answer=is_answer)
+    except UnreadableError as error:
+        raise ProblemError(f"{where} has {error}") from None

@@ -30,7 +30,7 @@ from gateway.config import for_backend
 from gateway.config.values import first_of, nearest, shortened
 from gateway.doctor.asking import ASK_S, Asker
 from gateway.doctor.given import TLS_OPTIONS
-from gateway.doctor.model import Model, trial_of
+from gateway.doctor.model import Model
 from gateway.doctor.report import ProblemError, Report
 from gateway.errors import ConfigError, ErrorKind
 from gateway.policy.paths import find_path_fault
@@ -222,37 +222,17 @@ async def _other(asker: Asker, first: Answer, model: str) -> Said:
     said = await said_after(first, asker.get)
     if said.dialect:
         return said
-    if model:
-        if (await asker.get(Model(model).path)).status == 200:
-            return Said(V2)
-        if dialect := await _takes_inferences(asker, model):
-            return Said(dialect)
+    if model and (await asker.get(Model(model).path)).status == 200:
+        return Said(V2)
     what = ""
     if lists_openai_models(await asker.get("/v1/models")):
         what = "; it lists models in OpenAI's interface, as servers of language models do, which is another"
-    elif not model:
-        what = ". If it has nothing but inference, name the model with --model"
     named = f" Its answers name {shortened(first.headers['server'])}." if "server" in first.headers else ""
     raise ProblemError(
         f"it is no server that the gateway can stand in front of: {said.answers}{what}.{named} It speaks neither V2 "
         "nor the JSON of TensorFlow Serving or MLflow. With --path, where it takes inferences, and --sample, a file "
         "with what it takes there, this command writes a description of it for the gateway"
     )
-
-
-async def _takes_inferences(asker: Asker, model: str) -> str:
-    """The dialect in which the server takes inferences of *model*, if it answers nothing else; empty for none.
-
-    Raises `ProblemError` if it needs credentials.
-    """
-    for dialect in (V2, TENSORFLOW, MLFLOW):
-        with suppress(NoAnswerError):
-            answer = await asker.post(*trial_of(dialect, model))
-            if unauthorized := asker.why_unauthorized(answer):
-                raise ProblemError(unauthorized)
-            if answer.status not in (404, 405, 501) and isinstance(answer.json, dict):
-                return dialect
-    return ""
 
 
 async def choose_model(asker: Asker, dialect: str, asked_for: str, report: Report) -> str:

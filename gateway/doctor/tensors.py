@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+import orjson
 
 from gateway.backend.questions import Answer
 from gateway.codec import DATATYPES, HEADER_LENGTH, Kind
@@ -57,22 +58,22 @@ class Tensor(Declared):
 
     blob: bytes
 
-
-@dataclass(frozen=True)
-class Sample(Declared):
-    """An input with its values as Python's, flat."""
-
-    values: tuple[Any, ...]
+    @property
+    def values(self) -> list[Any]:
+        """The values as JSON has them, flat."""
+        row = DATATYPES[self.datatype]
+        if row.kind is not Kind.BYTES:
+            numbers = row.widen(np.frombuffer(self.blob, row.wire))
+            return list(orjson.loads(orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY)))
+        blobs, texts = BytesIO(self.blob), []
+        while size := blobs.read(4):
+            texts.append(blobs.read(int.from_bytes(size, "little")).decode())
+        return texts
 
     @property
     def nested(self) -> Any:
         """The values as nested lists; a scalar is itself."""
         return np.array([*self.values, None], object)[:-1].reshape(self.shape).tolist()
-
-    @property
-    def tensor(self) -> Tensor:
-        """The same in binary. Raises `UnreadableError` for numbers that its datatype does not hold."""
-        return Tensor(self.name, self.datatype, self.shape, blob_of(self.datatype, self.values))
 
 
 def described(tensors: Iterable[Declared]) -> dict[str, Any]:
@@ -97,13 +98,14 @@ def _value(datatype: str, number: int) -> Any:
     return number % 16 / 16 if row.item_bytes == 2 else number % 10 / 10
 
 
-def sample(name: str, datatype: str, shape: Sequence[int]) -> Sample:
+def sample(name: str, datatype: str, shape: Sequence[int]) -> Tensor:
     """A tensor of small values, which are the same again after `PERIOD`."""
     values = itertools.cycle([_value(datatype, number) for number in range(PERIOD)])
-    return Sample(name, datatype, tuple(shape), tuple(itertools.islice(values, math.prod(shape))))
+    blob = blob_of(datatype, list(itertools.islice(values, math.prod(shape))))
+    return Tensor(name, datatype, tuple(shape), blob)
 
 
-def samples_for(inputs: Sequence[Declared]) -> Iterator[tuple[Sample, ...]]:
+def samples_for(inputs: Sequence[Declared]) -> Iterator[tuple[Tensor, ...]]:
     """Requests to try with a model that has these *inputs*, the likeliest first."""
     for size in SIZES:
         shapes = [_sized(each.shape, size) for each in inputs]
@@ -123,13 +125,9 @@ def with_first_value(tensors: Sequence[Tensor], kind: Kind, value: Any) -> tuple
         row = DATATYPES[each.datatype]
         if row.kind is kind and each.blob:
             n_bytes = row.item_bytes or 4 + int.from_bytes(each.blob[:4], "little")
-            return replaced(tensors, index, blob=blob_of(each.datatype, [value]) + each.blob[n_bytes:])
+            changed = replace(each, blob=blob_of(each.datatype, [value]) + each.blob[n_bytes:])
+            return (*tensors[:index], changed, *tensors[index + 1 :])
     return ()
-
-
-def replaced(tensors: Sequence[Tensor], index: int, **fields: Any) -> tuple[Tensor, ...]:
-    """*tensors* with other *fields* of the one at *index*."""
-    return (*tensors[:index], replace(tensors[index], **fields), *tensors[index + 1 :])
 
 
 def binary_request(tensors: Iterable[Tensor], **members: Any) -> tuple[bytes, int]:
@@ -214,14 +212,9 @@ def blob_of(datatype: str, values: Sequence[Any]) -> bytes:
 
 
 def _text(value: Any) -> bytes:
-    """The bytes of a string, of bytes, or of TensorFlow's `{"b64": ...}`."""
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, dict) and list(value) == ["b64"]:
-        return base64.b64decode(value["b64"], validate=True)
-    if not isinstance(value, str):
+    if not isinstance(value, (str, bytes)):
         raise TypeError(f"{value!r}")
-    return value.encode()
+    return value.encode() if isinstance(value, str) else value
 
 
 # What comes back
@@ -257,7 +250,7 @@ def _blob_in(output: _Output, blobs: BytesIO) -> bytes:
         return blobs.read(size)
     values = flat(output.data)
     if parameters.get("content_type") == "base64":
-        values = [{"b64": value} for value in values]
+        values = [base64.b64decode(str(value)) for value in values]
     return blob_of(output.datatype, values)
 
 

@@ -164,8 +164,7 @@ class Crossing:
         old = inputs[index]
         other = "BYTES" if kind is Kind.BYTES else "FP32" if old.datatype == "FP64" else "FP64"
         control, wanted = (
-            (*inputs[:index], sample(old.name, each, old.shape).tensor, *inputs[index + 1 :])
-            for each in (other, datatype)
+            (*inputs[:index], sample(old.name, each, old.shape), *inputs[index + 1 :]) for each in (other, datatype)
         )
         return wanted if (await self.infer(control)).is_good else ()
 
@@ -229,8 +228,7 @@ class Crossing:
     async def fill_table(self, others: Mapping[str, tuple[Tensor, ...]]) -> None:
         """Try the other requests that clients may want to send, and add them to the table."""
         inputs = self.straight.inputs
-        values = (each.values for each in self.straight.samples)
-        in_json = [{**each.member, "data": data} for each, data in zip(inputs, values, strict=True)]
+        in_json = [{**each.member, "data": each.values} for each in inputs]
         self._can("infer in JSON", await self.post(json.dumps({"inputs": in_json}).encode()))
         listed = [{"name": output.name, "parameters": {"binary_data": True}} for output in self.straight.outputs]
         self._can("send an id, list outputs", await self.infer(inputs, id="1", outputs=listed), "leave_out")
