@@ -605,22 +605,6 @@ async def test_answers_that_are_none_are_a_problem(outputs: Any, words: str) -> 
     assert found.code == 1
 
 
-async def test_an_answer_that_is_longer_than_what_is_read_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.doctor.asking.MAX_ANSWER_BYTES", 1000)
-
-    async def script(connection: Connection) -> None:
-        while True:
-            await connection.read_request()
-            is_inference = connection.head.startswith(b"POST")
-            await connection.answer(b" " * 2000 if is_inference else b'{"name": "x"}')
-
-    async with lying(script) as liar:
-        found = await doctor(liar.url, "--model", "m")
-    (problem,) = found.findings("problem")
-    assert problem.endswith("no answer to POST /v2/models/m/infer: it is longer than 1000 bytes")
-    assert found.code == 1
-
-
 @pytest.mark.parametrize("member", ["shape", "datatype"])
 async def test_answers_that_lack_something_are_a_problem(member: str) -> None:
     async with server_with(Habits(without=(member,))) as url:

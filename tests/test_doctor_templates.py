@@ -13,7 +13,6 @@ import yaml
 from aiohttp import web
 
 from gateway import config
-from gateway.doctor.given import MAX_SAMPLE_BYTES
 from gateway.doctor.guess import Guess
 from gateway.doctor.tensors import shape_of
 from tests.conftest import running
@@ -192,9 +191,8 @@ async def test_what_is_wrong_with_the_options_is_said(options: list[str], words:
 
 async def test_a_sample_that_is_none_is_said(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("{")
-    (tmp_path / "b").write_bytes(b" " * (MAX_SAMPLE_BYTES + 1))
-    (tmp_path / "c").write_text('"\\ud800"')
-    for name, words in (("a", "not JSON"), ("b", "more than"), ("c", "not JSON")):
+    (tmp_path / "b").write_text('"\\ud800"')
+    for name, words in (("a", "not JSON"), ("b", "not JSON")):
         found = await doctor("http://127.0.0.1:1", "--path", "/p", "--sample", str(tmp_path / name))
         assert words in found.complained
 

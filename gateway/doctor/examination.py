@@ -14,9 +14,8 @@ from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
 from gateway.config import Address
 from gateway.doctor.asking import Asker
 from gateway.doctor.given import TLS_OPTIONS, Given, endpoint_of
-from gateway.doctor.model import Model, Straight, describe, first_inference, set_models
+from gateway.doctor.model import Model, Straight, describe, described_sample, first_inference, set_models, try_sample
 from gateway.doctor.report import ProblemError, Report, configuration
-from gateway.doctor.sample import described_sample, try_sample
 from gateway.doctor.server import THE_MODEL, TORCHSERVE, choose_model, meant_by, reach, recognize
 from gateway.doctor.through import Crossing, add_grpc, ask_calls
 from gateway.errors import ConfigError, GatewayError

@@ -20,9 +20,6 @@ from gateway.errors import ConfigError
 TLS_OPTIONS = {"ca": "--ca", "certificate": "--certificate", "key": "--key", "server_name": "--server-name"}
 """Keys of `tls`, and the options for them."""
 
-MAX_SAMPLE_BYTES = 4 * 1024 * 1024
-"""The largest file of a sample."""
-
 _REFERENCE = re.compile(r"(?<!\$)\$\{")
 _AT_KEY = re.compile(r"^backends\.default\.(?:headers\.set\.([^:]+)|tls\.(\w+))(?=:)", re.MULTILINE)
 
@@ -57,11 +54,7 @@ class Given(NamedTuple):
         if self.path is None:
             raise ConfigError("--sample: goes with --path, the path that the sample is posted to")
         try:
-            with Path(self.sample).open("rb") as opened:
-                content = opened.read(MAX_SAMPLE_BYTES + 1)
-            if len(content) > MAX_SAMPLE_BYTES:
-                raise ConfigError(f"--sample {self.sample}: more than {MAX_SAMPLE_BYTES} bytes")
-            document = json.loads(content)
+            document = json.loads(Path(self.sample).read_bytes())
             json.dumps(document, ensure_ascii=False).encode()  # raises for half a surrogate pair, which is no text
             return document
         except OSError as error:

@@ -1,14 +1,14 @@
 """A model: what its server says of it, the first inference that is answered, and what is to be set for both.
 
-That inference goes straight to the server, in the JSON of its own clients. Not here: requests through the gateway
-(`through`), and servers that speak no protocol (`sample`).
+That inference goes straight to the server, in the JSON of its own clients, or is a sample that the user has given. Not
+here: requests through the gateway (`through`).
 """
 
 import ast
 import base64
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.backend.connections import NoAnswerError
-from gateway.backend.questions import MLFLOW, TENSORFLOW, V2, Answer
+from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
 from gateway.codec import DATATYPES, DIALECTS, NAMELESS_INPUT
 from gateway.doctor.asking import Asker, gateway
 from gateway.doctor.guess import Guess
@@ -52,13 +52,17 @@ _UNDESCRIBED = {
 }
 """The inputs that are tried with a model of which nothing is known, one at a time."""
 
-CAVEAT = ", if the datatypes that were guessed are right"
+_CAVEAT = ", if the datatypes that were guessed are right"
 """What else must be right so that clients get right values."""
 
 _AS_TRIED = "what the trial sent, and the server took: put the model's names, datatypes and shapes"
-GUESSED_OUTPUTS = "GUESSED from the numbers of one answer: put the datatypes that the model computes"
+_GUESSED_OUTPUTS = "GUESSED from the numbers of one answer: put the datatypes that the model computes"
 _AS_ANSWERED = "as they came back: correct the shapes"
+_GUESSED = "GUESSED from the numbers of one sample: put the datatypes that the model takes"
 """Comments beside a model's inputs and outputs."""
+
+MAX_SHOWN = 300
+"""How many characters of the answer to a sample are shown."""
 
 _WRONG = ({"inputs": {"tensor-gateway doctor": [0]}}, {"inputs": [[[[[[0]]]]]]})
 """Requests that MLflow refuses with the model's signature in its words: a wrong name, and a wrong rank."""
@@ -113,7 +117,7 @@ class Straight(NamedTuple):
     form: str = ""
     """The `format` of the configuration; empty for V2 and for templates."""
     caveat: str = ""
-    """`CAVEAT`, if datatypes were guessed."""
+    """`_CAVEAT`, if datatypes were guessed."""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -209,7 +213,7 @@ async def first_inference(asker: Asker, dialect: str, model: Model) -> Straight:
     tries = [(form, samples) for form in _FORMS[dialect] for samples in _candidates(dialect, form, model)]
     for form, samples in tries:
         body = _written(form, model.signature, samples)
-        answer = await answer_to(asker, path, body)
+        answer = await _answer_to(asker, path, body)
         if answer.is_good:
             try:
                 outputs = outputs_of(answer) if dialect == V2 else _outputs_of(answer, model)
@@ -225,7 +229,7 @@ async def first_inference(asker: Asker, dialect: str, model: Model) -> Straight:
     raise ProblemError(why)
 
 
-async def answer_to(asker: Asker, path: str, body: bytes) -> Answer:
+async def _answer_to(asker: Asker, path: str, body: bytes) -> Answer:
     """The server's answer to a first inference. Raises `ProblemError` if none comes, or for credentials."""
     try:
         answer = await asker.post(path, body)
@@ -306,12 +310,83 @@ def set_models(straight: Straight, dialect: str, model: Model, report: Report) -
             f"its answers do not say {unnamed}of which datatype outputs are, and numbers do not tell. Guessed from one "
             f"answer: {shown}. Put what the model computes under `models`: clients get what stands there"
         )
-        straight = straight._replace(caveat=CAVEAT)
+        straight = straight._replace(caveat=_CAVEAT)
     form = straight.form if straight.form == "row" else ""
     said = {"format": form, "signature": model.signature, "inputs": inputs, "outputs": outputs}
     if block := {key: value for key, value in said.items() if value}:
         comments = {} if model.inputs else {"inputs": _AS_TRIED}
-        comments["outputs"] = _AS_ANSWERED if dialect == V2 else GUESSED_OUTPUTS
+        comments["outputs"] = _AS_ANSWERED if dialect == V2 else _GUESSED_OUTPUTS
         why = "what the server does not say of its model" if outputs else "how the model wants to be asked"
         report.set("models", {"*" if dialect == MLFLOW else model.name: block}, why, comments=comments)
     return straight
+
+
+# A model that speaks no protocol
+
+
+async def described_sample(asker: Asker, path: str) -> Any:
+    """The example that the server's `/openapi.json` has for `POST` *path*. Raises `ProblemError` without one."""
+    document = (await asker.get("/openapi.json")).json
+    try:
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        schema = content.get("schema", {})
+        name = schema.get("$ref", "").rpartition("/")[2]
+        schema = document["components"]["schemas"][name] if name else schema
+        found = [example for holder in (content, schema) if (example := _example(holder)) is not None]
+    except (TypeError, KeyError, AttributeError):
+        found = []
+    if not found:
+        without = f"the server's /openapi.json has no example of a request to {path}"
+        raise ProblemError(f"{without}: give one with --sample FILE")
+    return found[0]
+
+
+def _example(schema: Mapping[str, Any]) -> Any:
+    """The first example in *schema*, or one made of those of its members; None without one."""
+    examples = schema.get("examples", [])
+    if isinstance(examples, dict):
+        examples = [each["value"] for each in examples.values()]
+    members = {name: _example(each) for name, each in schema.get("properties", {}).items()}
+    made = members if members and all(member is not None for member in members.values()) else None
+    return schema.get("example", next(iter(examples), schema.get("default", made)))
+
+
+async def try_sample(asker: Asker, path: str, document: Any, model: str, report: Report) -> Straight:
+    """Send *document* to *path*, and set the template that it and the answer show. Raises `ProblemError`."""
+    sent = _guessed("the sample", document, "input")
+    if not sent.tensors:
+        raise ProblemError("the sample has no value that could be an input")
+    if sent.differing:
+        raise ProblemError(
+            f"the rows of the sample differ at {', '.join(sent.differing)} in values that no tensor can have: give a "
+            "sample with one row"
+        )
+    body = json.dumps(document).encode()
+    answer = await _answer_to(asker, path, body)
+    if not answer.is_good:
+        question = ". Is it another --path?" if answer.status in (404, 405) else ""
+        raise ProblemError(f"the sample was refused: {answer.words}{question}")
+    text = answer.body.decode(errors="replace")
+    report.ok(f"POST {path} with the sample: {text[:MAX_SHOWN]}{'...' if len(text) > MAX_SHOWN else ''}")
+    came = _guessed("the answer to the sample", answer.json, "output", is_answer=True)
+    if answer.json is None or not came.tensors:
+        raise ProblemError("the answer to the sample is no JSON that has outputs in it")
+    inputs, outputs = sent.described(), came.described()
+    shown = ", ".join(f"{name} {each['datatype']}" for name, each in (inputs | outputs).items())
+    report.problem(
+        f"neither the sample nor its answer says datatypes. Guessed from their values: {shown}. Put under `models` "
+        "the datatypes that the model takes and computes: clients must send the former, and get the latter"
+    )
+    report.set("dialect", TEMPLATE, "it speaks no protocol: `models` says what it gets and what it answers")
+    request = {"path": path, "body": sent.body}
+    block = {"inputs": inputs, "outputs": outputs, "request": request, "answer": came.paths}
+    why = "what is sent, and where the outputs stand, as the sample shows it"
+    report.set("models", {model: block}, why, comments={"inputs": _GUESSED, "outputs": _GUESSED_OUTPUTS})
+    return Straight(path, body, tuple(sent.tensors.values()), tuple(came.tensors.values()), caveat=_CAVEAT)
+
+
+def _guessed(where: str, document: Any, only: str, *, is_answer: bool = False) -> Guess:
+    try:
+        return Guess(document, only, is_answer=is_answer)
+    except UnreadableError as error:
+        raise ProblemError(f"{where} has {error}") from None

@@ -172,8 +172,13 @@ def guessed(values: Sequence[Any]) -> str:
         rows = (DATATYPES["INT64"], DATATYPES["UINT64"])
         fitting = (row.name for row in rows if row.lowest <= min(values) and max(values) <= row.highest)
         return next(fitting, "FP64")
+    try:
+        numbers = np.array([value for value in values if value is not None], np.float64)
+    except OverflowError:  # an integer that no float holds
+        return "FP64"
     with np.errstate(over="ignore"):
-        return "FP64" if not all(_is_single(value) for value in values if value is not None) else "FP32"
+        is_single = np.array_equal(numbers.astype(np.float32), numbers, equal_nan=True)
+    return "FP32" if is_single else "FP64"  # 0.1, printed short, is FP64
 
 
 def _kind(value: Any) -> Kind | None:
@@ -182,15 +187,6 @@ def _kind(value: Any) -> Kind | None:
         return None
     kinds = ((bool, Kind.BOOL), (int, Kind.INTEGER), (float, Kind.FLOAT))
     return next((kind for type_, kind in kinds if isinstance(value, type_)), Kind.BYTES)
-
-
-def _is_single(value: float) -> bool:
-    """Whether FP32 holds *value* exactly, as it does NaN; 0.1, printed short, counts as FP64."""
-    try:
-        single = np.float32(value)
-    except OverflowError:  # an integer that no float holds
-        return False
-    return float(single) == value or bool(np.isnan(single))
 
 
 def blob_of(datatype: str, values: Sequence[Any]) -> bytes:
