@@ -24,11 +24,14 @@ from gateway.codec import (
     Inflater,
     NonFinite,
     Reply,
+    RequestReading,
     TensorPolicy,
     error_body,
     half_precision_outputs,
     parse_content_encoding,
     parse_framing,
+    read_raw,
+    read_request,
     release,
     with_extension,
 )
@@ -115,7 +118,8 @@ class BinaryTensors:
             try:
                 framing = parse_framing(headers.all(HEADER_LENGTH.lower()), headers.get("content-type"))
                 body = await self._read(receive, headers, pacer)
-                request = await self._parsed(scope, receive, pacer, body, framing)
+                reading = await self._reading(scope, receive, body, framing)
+                request = await pacer.run(InferRequest.parse(reading, self._policy))
             except CodecError as error:
                 raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
             if request is None:
@@ -158,14 +162,10 @@ class BinaryTensors:
                     inflater.finish()
                 return memoryview(body)
 
-    async def _parsed(
-        self, scope: Scope, receive: Receive, pacer: Pacer, body: memoryview, framing: Framing
-    ) -> InferRequest | None:
+    async def _reading(self, scope: Scope, receive: Receive, body: memoryview, framing: Framing) -> RequestReading:
         if framing.header_length == 0:
-            metadata = await self._metadata(scope, receive)
-            return await pacer.run(InferRequest.parse_raw(body, metadata, self._policy, self._limits))
-        steps = InferRequest.parse(body, framing.header_length, self._policy, self._limits, recover=self._recover)
-        return await pacer.run(steps)
+            return read_raw(body, await self._metadata(scope, receive), self._limits)
+        return read_request(body, framing.header_length, self._limits, recover=self._recover, unjudged=())
 
     async def _metadata(self, scope: Scope, receive: Receive) -> bytes:
         """The application's metadata of the model in *scope*. Raises `GatewayError` if it does not answer with 200."""

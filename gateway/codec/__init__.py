@@ -22,10 +22,11 @@ from gateway.codec.compression import (
 )
 from gateway.codec.dialects import DIALECTS
 from gateway.codec.dialects.answer import DialectAnswer
-from gateway.codec.dialects.body import Body
+from gateway.codec.dialects.body import Body, WrittenRequest
 from gateway.codec.dialects.description import (
     NAMELESS_INPUT,
     ModelDescription,
+    Template,
     TensorDescription,
     missing_datatype,
     unfit_input,
@@ -35,8 +36,7 @@ from gateway.codec.dialects.description import (
 )
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.paths import AnswerForm, find, steps_of, tree_of
-from gateway.codec.dialects.request import BoundRequest, DialectRequest, Writer
-from gateway.codec.dialects.template import read_body, template_of
+from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.dialects.tensorflow import DEFAULT_SIGNATURE
 from gateway.codec.inference import (
     BytesPolicy,
@@ -57,10 +57,10 @@ from gateway.codec.v2.batches import Share, divided, joined, read_share
 from gateway.codec.v2.declarations import MAX_RANK
 from gateway.codec.v2.error_bodies import error_body
 from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
-from gateway.codec.v2.raw import half_precision_outputs
+from gateway.codec.v2.raw import half_precision_outputs, read_raw
 from gateway.codec.v2.reply import Reply
 from gateway.codec.v2.request import InferRequest
-from gateway.codec.v2.request_reading import find_header_length
+from gateway.codec.v2.request_reading import RequestReading, find_header_length, read_request
 from gateway.codec.v2.sequence import find_sequence_id
 from gateway.codec.v2.server_metadata import with_extension
 
@@ -77,7 +77,6 @@ __all__ = [
     "WHOLE_BYTES",
     "AnswerForm",
     "Body",
-    "BoundRequest",
     "BytesPolicy",
     "Coding",
     "Datatype",
@@ -96,11 +95,13 @@ __all__ = [
     "NonFinite",
     "OutputSelection",
     "Reply",
+    "RequestReading",
     "Share",
+    "Template",
     "Tensor",
     "TensorDescription",
     "TensorPolicy",
-    "Writer",
+    "WrittenRequest",
     "choose_coding",
     "compressed",
     "divided",
@@ -115,12 +116,12 @@ __all__ = [
     "missing_datatype",
     "parse_content_encoding",
     "parse_framing",
-    "read_body",
+    "read_raw",
+    "read_request",
     "read_share",
     "release",
     "run",
     "steps_of",
-    "template_of",
     "tree_of",
     "unfit_input",
     "unknown_output",

@@ -12,15 +12,17 @@ import msgspec
 
 from gateway.codec import (
     DATATYPES,
+    AnswerForm,
     Body,
     BytesPolicy,
     HalfPrecision,
     ModelDescription,
     NonFinite,
+    Template,
     TensorDescription,
     TensorPolicy,
-    read_body,
-    template_of,
+    steps_of,
+    tree_of,
 )
 from gateway.config.values import Address, Datatype, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
 from gateway.policy.routing import RouteRule
@@ -243,14 +245,16 @@ class Model(Part, frozen=True):
     @property
     def body(self) -> Body | None:
         """The body of inferences, as `request` says it; None without `request`."""
-        return None if self.request is None else read_body(self.request.body, _described(self.inputs))
+        known = {tensor.name: (tensor.datatype, tensor.shape) for tensor in _described(self.inputs)}
+        return None if self.request is None else Body(self.request.body, known)
 
     @property
     def description(self) -> ModelDescription:
         """What is known of the models, for the codec. Raises `CodecError` for a path of an output that is malformed."""
         template = None
         if self.request is not None and (body := self.body) is not None:
-            template = template_of(self.request.path, body, self.answer, self.error)
+            error = tuple(steps_of(self.error)) if self.error is not None else ()
+            template = Template(self.request.path, body, AnswerForm(paths=tree_of(self.answer)), error)
         return ModelDescription(
             _described(self.inputs),
             _described(self.outputs),

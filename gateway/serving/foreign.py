@@ -19,6 +19,8 @@ from gateway.codec import (
     Framing,
     ModelDescription,
     missing_datatype,
+    read_raw,
+    read_request,
     unfit_input,
     unknown_output,
     v2_metadata,
@@ -125,7 +127,7 @@ class Foreign(V2):
         if fault is not None:
             raise fault
         try:
-            written = request.bound(self.dialect.writer(described.model))
+            written = self.dialect.write(request, described.model)
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
         self._described = described
@@ -141,13 +143,11 @@ class Foreign(V2):
         limits, reserve = call.plan.header_limits, call.body.reserve
         if framing.header_length == 0:
             metadata = v2_metadata(self.model, described.model)
-            steps = DialectRequest.parse_raw(body, metadata, policy, limits, reserve=reserve)
+            reading = read_raw(body, metadata, limits, reserve)
         else:
             recover, blobs = call.plan.recover_header_length, framing.blobs or ()
-            steps = DialectRequest.parse(
-                body, framing.header_length, policy, limits, recover=recover, blobs=blobs, reserve=reserve
-            )
-        return await call.run_parser(steps)
+            reading = read_request(body, framing.header_length, limits, reserve, recover=recover, blobs=blobs)
+        return await call.run_parser(DialectRequest.parse(reading, policy, reserve))
 
     def _fault(self, described: Described, request: DialectRequest) -> GatewayError | None:
         """Why the model, as it is *described*, cannot get *request*; None if it can.

@@ -14,13 +14,15 @@ from gateway.backend.attempt import Answer
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.metadata import is_undescribed, is_worth_keeping
 from gateway.codec import (
-    BoundRequest,
     DialectAnswer,
     DialectRequest,
     Framing,
     InferAnswer,
     InferRequest,
+    WrittenRequest,
     half_precision_outputs,
+    read_raw,
+    read_request,
     v2_metadata,
 )
 from gateway.errors import GatewayError
@@ -36,7 +38,7 @@ class Prepared(NamedTuple):
     """A request that is ready to be sent."""
 
     request: InferRequest | DialectRequest
-    written: InferRequest | BoundRequest
+    written: InferRequest | WrittenRequest
     """The request's JSON."""
     decoder: Callable[[], Awaitable[Decoder]]
     """Makes a decoder for the answer to one attempt. Raises `GatewayError`."""
@@ -58,23 +60,19 @@ class V2:
         # the server's log may have this id as well
         is_own = call.backend.settings.ids == "always"
         own_id = msgspec.json.encode(call.exchange.request_id) if is_own else b""
-        request: InferRequest | None
         if framing.header_length == 0:
-            metadata = await self._metadata()
-            raw = InferRequest.parse_raw(body, metadata, policy, limits, own_id=own_id, reserve=reserve)
-            request = await call.run_parser(raw)
+            reading = read_raw(body, await self._metadata(), limits, reserve)
         else:
-            steps = InferRequest.parse(
+            reading = read_request(
                 body,
                 framing.header_length,
-                policy,
                 limits,
-                own_id=own_id,
-                reserve=reserve,
+                reserve,
                 recover=plan.recover_header_length,
+                unjudged=None if own_id else policy.leave_out,
                 blobs=framing.blobs or (),
             )
-            request = await call.run_parser(steps)
+        request = await call.run_parser(InferRequest.parse(reading, policy, own_id))
         if request is None:
             return None
         declared = await self._declared_half_precision() if request.promotes else {}

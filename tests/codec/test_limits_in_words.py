@@ -8,7 +8,6 @@ import pytest
 from gateway.codec import (
     HeaderLimits,
     InferAnswer,
-    InferRequest,
     Inflater,
     OutputSelection,
     TensorPolicy,
@@ -17,6 +16,7 @@ from gateway.codec import (
 )
 from gateway.config import Size
 from gateway.errors import CodecError, TooLargeError
+from tests.codec.walk import parsing
 
 LIMIT = Size(64 * 1024)
 LONG = b" " * (LIMIT + 1)
@@ -25,7 +25,7 @@ LONG = b" " * (LIMIT + 1)
 def test_too_long_header_of_a_request_is_told_the_limit_in_bytes() -> None:
     text = b'{"inputs":[],"parameters":{"binary_data_output":true}%b}' % LONG
     with pytest.raises(TooLargeError, match="longer than 65536 bytes, which is the most that `limits.header` allows"):
-        run(InferRequest.parse(memoryview(text), None, TensorPolicy(), HeaderLimits(LIMIT), recover=True))
+        run(parsing(memoryview(text), None, TensorPolicy(), HeaderLimits(LIMIT), recover=True))
 
 
 def test_answer_with_more_elements_than_fit_is_told_the_limit_in_bytes() -> None:

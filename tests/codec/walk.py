@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -17,12 +17,27 @@ from gateway.codec import (
 from gateway.codec.json.scanner import OpenValue, Scanner
 from gateway.codec.json.sinks import Sink, SkipSink, TextSink
 from gateway.codec.v2.reply import Reply
+from gateway.codec.v2.request_reading import read_request
 
 MAX_BYTES = 1 << 30
 LIMITS = HeaderLimits()
 
 LAYOUTS = {"FP16": (5, 10), "BF16": (8, 7), "FP32": (8, 23), "FP64": (11, 52)}
 """Exponent and fraction bits."""
+
+
+def parsing(
+    body: memoryview,
+    header_length: int | None,
+    policy: TensorPolicy,
+    limits: HeaderLimits = LIMITS,
+    *,
+    own_id: bytes = b"",
+    **options: Any,
+) -> Generator[None, None, InferRequest | None]:
+    """The steps of parsing *body*; *options* are those of `read_request`."""
+    unjudged = None if own_id else policy.leave_out
+    return InferRequest.parse(read_request(body, header_length, limits, unjudged=unjudged, **options), policy, own_id)
 
 
 def parse_request(
@@ -35,7 +50,7 @@ def parse_request(
 ) -> InferRequest | None:
     """What `InferRequest.parse` makes of *body*."""
     policy = policy or TensorPolicy()
-    return run(InferRequest.parse(memoryview(body), header_bytes, policy, LIMITS, recover=recover, own_id=own_id))
+    return run(parsing(memoryview(body), header_bytes, policy, recover=recover, own_id=own_id))
 
 
 def backend_json(

@@ -15,8 +15,9 @@ from gateway.client.grpc.heads import encoded
 from gateway.client.grpc.messages import CLASSES
 from gateway.client.grpc.stream import Message
 from gateway.client.request import ClientRequest
-from gateway.codec import HeaderLimits, InferRequest, TensorPolicy, run
+from gateway.codec import HeaderLimits, TensorPolicy, run
 from gateway.errors import CodecError, GatewayError
+from tests.codec.walk import parsing
 from tests.grpc import frames
 
 LIMITS = HeaderLimits(64 * 1024)
@@ -48,7 +49,7 @@ def fuzz_message(data: Provider) -> None:
         with mock.patch.object(inference, "LONG_BYTES", long_bytes):
             found = run(inference.read_request(memoryview(message), LIMITS, lambda n_bytes: None))
         body = found.header + b"".join(found.blobs)
-        run(InferRequest.parse(memoryview(body), len(found.header), TensorPolicy(), recover=True))
+        run(parsing(memoryview(body), len(found.header), TensorPolicy(), recover=True))
     except CodecError as error:
         assert str(error)
         return

@@ -30,6 +30,7 @@ from gateway.codec.dialects.description import ModelDescription, TensorDescripti
 from gateway.codec.dialects.paths import AnswerForm, find, steps_of, tree_of
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
+from tests.codec.walk import parsing
 from tests.fuzz import grpc_targets
 
 POLICIES = [TensorPolicy(nonfinite, bytes_) for nonfinite in NonFinite for bytes_ in BytesPolicy]
@@ -59,7 +60,7 @@ def fuzz_request(data: Provider) -> None:
     if with_length and length > len(body):
         length = len(body)
     try:
-        request = run(InferRequest.parse(memoryview(body), length if with_length else None, policy, recover=True))
+        request = run(parsing(memoryview(body), length if with_length else None, policy, recover=True))
     except CodecError as error:
         assert str(error)
         return
@@ -89,7 +90,7 @@ def fuzz_tensors(data: Provider) -> None:
         blobs.append(blob)
     header = json.dumps({"inputs": entries}).encode()
     try:
-        request = run(InferRequest.parse(memoryview(header + b"".join(blobs)), len(header), policy, recover=True))
+        request = run(parsing(memoryview(header + b"".join(blobs)), len(header), policy, recover=True))
     except CodecError as error:
         assert "input '" in str(error)
         return

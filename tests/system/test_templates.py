@@ -161,7 +161,7 @@ async def test_rows_of_different_number_are_refused() -> None:
         ages = numbers("age", np.array([1, 2, 3]), "INT64")
         words = error_of(await stage.infer("churn", ages, strings("plan", b"gold")), 400)
         assert "input 'plan'" in words
-        assert "expected 3 rows, as input 'age' has, for this backend's `$each`" in words
+        assert "expected 3 rows, as input 'age' has: this backend gets rows of all inputs together" in words
         assert not stage.server.seen
 
 
@@ -295,7 +295,7 @@ def test_mistakes_are_told_with_their_lines() -> None:
         (10, "models.a.outputs.z"): "expected",
         (12, "models.a.request.path"): "expected a path",
         (14, "models.a.request.body.v"): "no such input: there are x, n",
-        (15, "models.a.request.body.e.$each"): "input `n` is a scalar",
+        (15, "models.a.request.body.e.$each"): "the same first dimension: `n` a scalar",
         (16, "models.a.answer.y"): "expected at most one [*]",
         (16, "models.a.answer.other"): "no such output",
         (17, "models.a.error"): "expected a path without [*]",

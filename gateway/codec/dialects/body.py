@@ -15,25 +15,25 @@ JSON never exists as a whole. Not here: where outputs stand in an answer (`paths
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from enum import Enum, auto
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 import msgspec
 import orjson
 
-from gateway.codec.dialects.description import Encodings
 from gateway.codec.dialects.request import DialectRequest
-from gateway.codec.inference import BytesPolicy, NonFinite, Tensor, label_of
+from gateway.codec.inference import NonFinite, Tensor, label_of
 from gateway.codec.json.members import object_text
-from gateway.codec.json.pieced import Piece
+from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.tensors.datatypes import Datatype, Kind
 from gateway.codec.tensors.elements import WINDOW_BYTES
 from gateway.codec.tensors.nested_printing import (
     StringForm,
     check_nestable,
+    list_count,
     nested_number_pieces,
     nested_string_pieces,
 )
@@ -43,12 +43,14 @@ from gateway.errors import CodecError
 MAX_DEPTH = 64
 """How deep a body may be nested."""
 
-MAX_WRITERS = 256
-"""How many writers with templates of the gateway's own a dialect keeps, one for each signature and form that is
-configured: reading a template takes longer than writing a small body."""
+SMALL_JSON_BYTES = 8 * SINGLE_PIECE_BYTES
+"""The most JSON that is made in one go: of one-byte types it is up to six times as long."""
 
-ROW_FORM, TABLE = "row form", "table"
-"""How errors call what has rows in it, in templates of the gateway's own."""
+MAX_BODIES = 256
+"""How many bodies of the gateway's own templates are kept: making one takes longer than filling it."""
+
+MAX_NAMES_KEPT = 1024
+"""The most characters of names in a body that is kept."""
 
 FEW_ELEMENTS = 256
 """The most numbers that are printed nested in one call: cutting them into pieces takes five times as long, which is a
@@ -60,60 +62,49 @@ FEW_DIMENSIONS = 8
 Inputs = Mapping[str, tuple[Datatype | None, tuple[int, ...] | None]]
 """Datatype and shape of each input that a model is known to have."""
 
-Strings = Callable[[DialectRequest, Tensor], StringForm]
+Strings = Callable[[Tensor], StringForm]
 """How the elements of a tensor of BYTES become strings. Raises `CodecError` if they cannot."""
 
-_PLACES = ("$flat", "$shape", "$rows", "$b64")
+_INPUT = ("$flat", "$shape", "$rows", "$b64")
 """What may stand for one input, by the name of the object's only member."""
 
-
-def text_or_base64(encodings: Encodings) -> Strings:
-    """Text, unless the model's *encodings* or the policy say base64."""
-
-    def form(request: DialectRequest, tensor: Tensor) -> StringForm:
-        encoding = encodings.get("", encodings.get(tensor.name))
-        if encoding == "base64":
-            return StringForm.BASE64
-        if encoding is None and request.policy.bytes is BytesPolicy.BASE64:
-            return StringForm.TEXT if tensor.name in request.in_json else StringForm.BASE64
-        if tensor.name in request.octets:
-            raise request.octets[tensor.name]
-        return StringForm.TEXT
-
-    return form
-
-
-class Every(Enum):
-    """All inputs of a request, in templates of the gateway's own, which do not know their names."""
-
-    BY_NAME = auto()
-    """An object of all of them."""
-    IN_A_ROW = auto()
-    """The same; of only one input the value itself."""
-    VALUES = auto()
-    """A list of them."""
-    NAMES = auto()
-    """A list of their names."""
+_OWN = ("$parameters", "$id")
+"""What stands for something of the request's own."""
 
 
 # The language
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where something of a request stands; also in values for `Body` that are no YAML, whatever the input's name is."""
+
+    name: str
+    """The input's."""
+    operation: str = ""
+    """One of `_INPUT` or `_OWN`; empty for a nested tensor."""
+
+
+class Each(msgspec.Struct, frozen=True):
+    """A list with an item for each row of some inputs."""
+
+    item: "list[Part]"
+    names: Iterable[str]
+    """The inputs that are in it."""
+
+
+Part = bytes | Place | Each
+
+
 class Body:
     """A body that was read from YAML, or one of the gateway's own."""
 
-    def __init__(self, value: Any, inputs: Inputs, strings: Strings, form: str = "`$each`") -> None:
-        """*value* has text, numbers, lists and objects in it; *strings* tells how inputs of BYTES are written.
-
-        *form* is how errors call what has rows in it.
-        """
+    def __init__(self, value: Any, inputs: Inputs) -> None:
+        """*value* has text, numbers, lists and objects in it."""
         self.faults: dict[str, str] = {}
         """What is wrong with it: words by the key where it is, such as `.rows[0].x`."""
         self._inputs = inputs
-        self._strings = strings
-        self._form = form
         self._found: set[str] = set()
-        self._items: list[dict[str, None]] = []  # the inputs in the `$each` that is being read, if one is
+        self._in_rows: dict[str, None] | None = None  # the inputs in the `$each` that is being read, if one is
         self._depth = 0
         self._parts = list(self._read(value, ""))
         for name in inputs:
@@ -121,18 +112,18 @@ class Body:
                 hint = f"; `${name}` is the request's own, so call it something else" if f"${name}" in _OWN else ""
                 self.faults.setdefault("", f"input `{name}` stands nowhere in it{hint}")
 
-    def write(self, request: DialectRequest) -> Callable[[], Iterator[Piece]]:
-        """See `Writer`."""
-        filling = _Filling(request, self._strings, {tensor.name: tensor for tensor in request.inputs})
-        return partial(_pieces, filling.filled(self._parts))
+    def write(self, request: DialectRequest, strings: Strings) -> "WrittenRequest":
+        """The body of *request*. Raises `CodecError` for what it cannot say."""
+        filling = _Filling(request, strings, {tensor.name: tensor for tensor in request.inputs})
+        return WrittenRequest(request, filling.filled(self._parts))
 
-    def _read(self, value: Any, at: str) -> "Iterator[bytes | Part]":
+    def _read(self, value: Any, at: str) -> Iterator[Part]:
         """The text of *value*, and the parts in it."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self.faults[at] = f"nested deeper than {MAX_DEPTH} levels"
-        elif isinstance(value, Every):
-            yield partial(_Filling.every, how=value)
+        elif isinstance(value, Place):
+            yield self._place(value.name, "")
         elif isinstance(value, dict):
             yield from self._object(value, at)
         elif isinstance(value, list):
@@ -147,7 +138,7 @@ class Body:
             yield self._constant(value.removeprefix("$") if isinstance(value, str) else value, at)
         self._depth -= 1
 
-    def _object(self, value: dict[str, Any], at: str) -> "Iterator[bytes | Part]":
+    def _object(self, value: dict[str, Any], at: str) -> Iterator[Part]:
         operation = next((key for key in value if key.startswith("$") and not key.startswith("$$")), None)
         if operation is not None:
             yield self._operation(operation, value, at)
@@ -159,61 +150,56 @@ class Body:
             before = b","
         yield b"}" if value else b"{}"
 
-    def _operation(self, operation: str, value: dict[str, Any], at: str) -> "bytes | Part":
+    def _operation(self, operation: str, value: dict[str, Any], at: str) -> Part:
         where = f"{at}.{operation}"
         if len(value) > 1:
             return self._fault(where, f"expected `{operation}` alone in its object")
         if operation == "$each":
             return self._each(value[operation], where)
-        if operation not in _PLACES:
-            known = ", ".join(("$each", *_PLACES))
+        if operation not in _INPUT:
+            known = ", ".join(("$each", *_INPUT))
             return self._fault(where, f"unknown; known are {known}, and $$ for a name that begins with $")
         name = value[operation]
-        if not isinstance(name, str) or not self._is_known(name):
+        if not isinstance(name, str) or name not in self._inputs:
             return self._fault(where, f"expected the name of an input: {self._listed()}")
+        place = self._place(name, operation)
         datatype, shape = self._inputs[name]
         if operation == "$b64" and (datatype is None or datatype.kind is not Kind.BYTES):
             return self._fault(where, f"expected an input with `datatype: BYTES`, and `{name}` is none")
-        if operation == "$rows" and shape is not None and len(shape) < (2 if self._items else 1):
+        if operation == "$rows" and shape is not None and len(shape) < (1 if self._in_rows is None else 2):
             return self._fault(where, f"input `{name}` is a scalar there, which has no rows")
-        return partial(_Filling.place, operation=operation, name=name)
+        return place
 
-    def _each(self, item: Any, at: str) -> "bytes | Part":
-        if self._items:
+    def _each(self, item: Any, at: str) -> Part:
+        if self._in_rows is not None:
             return self._fault(at, "expected no `$each` inside of another one")
-        self._items.append({})
+        inside: dict[str, None] = {}
+        self._in_rows = inside
         parts = list(self._read(item, at))
-        inside = self._items.pop()
-        if isinstance(item, Every):
-            return partial(_Filling.each, parts=parts, names=None, form=self._form)
+        self._in_rows = None
         if not inside:
             return self._fault(at, self.faults.get(at, "expected an input in it, such as $x, for its rows"))
-        first = {name: shape[0] for name in sorted(inside) if (shape := self._inputs[name][1])}
-        scalar = next((name for name in sorted(inside) if self._inputs[name][1] == ()), None)
-        sizes = {size for size in first.values() if size >= 0}
-        if scalar is not None:
-            self._fault(at, f"input `{scalar}` is a scalar, which has no rows")
-        elif len(sizes) > 1:
-            said = ", ".join(f"`{name}` {size}" for name, size in first.items() if size >= 0)
+        shapes = {name: self._inputs[name][1] for name in sorted(inside)}
+        first = {name: shape[0] if shape else "a scalar" for name, shape in shapes.items() if shape is not None}
+        sizes = set(first.values()) - {-1}
+        if len(sizes) > 1 or "a scalar" in sizes:
+            said = ", ".join(f"`{name}` {size}" for name, size in first.items() if size in sizes)
             self._fault(at, f"expected inputs with the same first dimension: {said}")
-        return partial(_Filling.each, parts=parts, names=inside, form=self._form)
+        return Each(parts, inside)
 
-    def _reference(self, text: str, at: str) -> "bytes | Part":
-        part = _OWN.get(text)
-        if part is not None:
-            return part
+    def _reference(self, text: str, at: str) -> Part:
+        if text in _OWN:
+            return Place("", text)
         name = text[1:]
-        if not self._is_known(name):
-            return self._fault(at, f"no such input: {self._listed()}; $parameters and $id are known, $$ is the text $")
-        return partial(_Filling.place, operation="", name=name)
-
-    def _is_known(self, name: str) -> bool:
         if name not in self._inputs:
-            return False
+            return self._fault(at, f"no such input: {self._listed()}; $parameters and $id are known, $$ is the text $")
+        return self._place(name, "")
+
+    def _place(self, name: str, operation: str) -> Place:
         self._found.add(name)
-        if self._items:
-            self._items[-1][name] = None
-        return True
+        if self._in_rows is not None:
+            self._in_rows[name] = None
+        return Place(name, operation)
 
     def _listed(self) -> str:
         return f"there are {', '.join(self._inputs)}" if self._inputs else "`inputs` names none"
@@ -229,7 +215,69 @@ class Body:
         return b"null"
 
 
+# Templates of the gateway's own
+
+
+def own_body(template: Callable[..., Any], names: tuple[str, ...], *said: str | bool) -> Body:
+    """What *template* makes of the *names* of a request's inputs, and of what else is *said*; kept for short names.
+
+    Raises `CodecError` if it has rows of no inputs.
+    """
+    make = _own_body if sum(map(len, names)) <= MAX_NAMES_KEPT else _own_body.__wrapped__
+    body = make(template, names, *said)
+    if body.faults:
+        raise CodecError("a request without inputs has no rows, which this backend gets")
+    return body
+
+
+@lru_cache(MAX_BODIES)
+def _own_body(template: Callable[..., Any], names: tuple[str, ...], *said: str | bool) -> Body:
+    return Body(template(names, *said), dict.fromkeys(names, (None, None)))
+
+
+def as_text(text: str) -> str:
+    """*text* as it stands in a template."""
+    return f"${text}" if text.startswith("$") else text
+
+
+def by_name(names: Iterable[str]) -> dict[str, Place]:
+    """An object of all inputs."""
+    return {as_text(name): Place(name) for name in names}
+
+
+def in_a_row(names: Sequence[str]) -> Any:
+    """The same; of only one input the value itself."""
+    return Place(names[0]) if len(names) == 1 else by_name(names)
+
+
 # From a template and a request to what is sent
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRequest(PiecedJson):
+    """The body of a request for its backend; the JSON of its segments is made anew each time that it is sent."""
+
+    request: DialectRequest
+    segments: "list[Segment]"
+
+    @property
+    def small_json(self) -> bytes | None:
+        """All of it, if it is small enough to be made and sent in one go."""
+        tensors = self.request.inputs
+        if sum(len(t.blob) + list_count(t.shape) for t in tensors) > SINGLE_PIECE_BYTES:
+            return None
+        texts: list[Piece] = []
+        n_bytes = 0
+        for text in self.texts():
+            texts.append(text)
+            n_bytes += len(text)
+            if n_bytes > SMALL_JSON_BYTES:  # a template may say much beside each row
+                return None
+        return b"".join(texts)
+
+    def texts(self) -> Iterator[Piece]:
+        """The body in texts of bounded size, of which some may be empty; every call makes it anew."""
+        return chain.from_iterable([(part,) if isinstance(part, bytes) else part.pieces() for part in self.segments])
 
 
 class _Slot(msgspec.Struct, frozen=True):
@@ -286,54 +334,35 @@ class _Filling(msgspec.Struct, frozen=True):
     request: DialectRequest
     strings: Strings
     inputs: Mapping[str, Tensor]
-    in_rows: bool = False
-    """Whether inputs stand there with the shape that they have in a row."""
 
-    def filled(self, parts: "Iterable[bytes | Part]") -> "list[Segment]":
-        """All of *parts*."""
+    def filled(self, parts: Iterable[Part], *, in_rows: bool = False) -> "list[Segment]":
+        """All of *parts*; *in_rows*: inputs stand there with the shape that they have in a row."""
         segments: list[Segment] = []
         for part in parts:
-            if isinstance(part, bytes):
-                segments.append(part)
+            if isinstance(part, Place):
+                segments.append(self._at(part, in_rows=in_rows))
             else:
-                segments += part(self)
+                segments.append(part if isinstance(part, bytes) else self._each(part))
         return segments
 
-    def input(self, name: str) -> Tensor:
-        """The input called *name*. Raises `CodecError` if there is none."""
+    def _input(self, name: str) -> Tensor:
         tensor = self.inputs.get(name)
         if tensor is None:
             raise CodecError(f"{label_of('input', name)} is missing: the model's server needs all of its inputs")
         return tensor
 
-    def every(self, how: Every) -> "Iterator[Segment]":
-        """All inputs, as *how* says."""
-        names = [orjson.dumps(name) for name in self.inputs]
-        if how is Every.NAMES:
-            yield b"[%b]" % b",".join(names)
-            return
-        is_value = how is Every.IN_A_ROW and len(names) == 1
-        opening, closing = (b"", b"") if is_value else (b"[", b"]") if how is Every.VALUES else (b"{", b"}")
-        before = opening
-        for name, tensor in zip(names, self.inputs.values(), strict=True):
-            yield before if is_value or how is Every.VALUES else b"%b%b:" % (before, name)
-            yield self.slot("", tensor)
-            before = b","
-        yield closing if names else opening + closing
-
-    def place(self, operation: str, name: str) -> "tuple[Segment]":
-        """What an *operation* of `_PLACES`, or none, makes of an input."""
-        return (self.slot(operation, self.input(name)),)
-
-    def slot(self, operation: str, tensor: Tensor) -> "bytes | _Slot":
-        """The same for an input that there is."""
-        shape = tensor.shape[1:] if self.in_rows else tensor.shape
+    def _at(self, place: Place, *, in_rows: bool) -> "bytes | _Slot":
+        """What stands at *place*."""
+        operation = place.operation
+        if operation in _OWN:
+            return object_text(self.request.parameters) if operation == "$parameters" else self.request.id or b"null"
+        tensor = self._input(place.name)
+        shape = tensor.shape[1:] if in_rows else tensor.shape
         if operation == "$shape":
             return orjson.dumps(shape)
         if operation == "$rows":
             if not shape:
-                scalar = "a row of it is a scalar and has" if self.in_rows else "a scalar has"
-                raise CodecError(f"{tensor}: {scalar} no rows, which `$rows` in this backend's template needs")
+                raise CodecError(f"{tensor}: a scalar stands in `$rows` of this backend's template, which has no rows")
             return b"%d" % shape[0]
         if operation == "$flat":
             shape = (math.prod(shape),)
@@ -341,50 +370,31 @@ class _Filling(msgspec.Struct, frozen=True):
             check_nestable(tensor.shape, tensor)
         strings = StringForm.BASE64 if operation == "$b64" else StringForm.TEXT
         if tensor.datatype.kind is Kind.BYTES and operation != "$b64":
-            strings = self.strings(self.request, tensor)
+            strings = self.strings(tensor)
         is_float = tensor.datatype.kind is Kind.FLOAT
         return _Slot(tensor, shape, strings, is_float and self.request.policy.nonfinite is NonFinite.LITERAL)
 
-    def each(self, parts: "Sequence[bytes | Part]", names: Collection[str] | None, form: str) -> "tuple[Segment]":
-        """A list of *parts* for each row of the inputs called *names*, None: of all; *form* is how errors call it."""
-        for name in names or ():
-            self.input(name)
-        tensors = [tensor for name, tensor in self.inputs.items() if names is None or name in names]
-        if not tensors:
-            raise CodecError(f"a request without inputs has no rows, which this backend's {form} needs")
-        n_rows = _same_rows(tensors, form)
-        item = msgspec.structs.replace(self, in_rows=True).filled(parts)
+    def _each(self, each: Each) -> "_Slot | _Rows":
+        n_rows = _same_rows([self._input(name) for name in each.names])
+        item = self.filled(each.item, in_rows=True)
         slots = [segment for segment in item if isinstance(segment, _Slot)]
         if len(slots) == 1 and not any(segment for segment in item if segment is not slots[0]):
             # the rows of one tensor are its nested lists
-            return (msgspec.structs.replace(slots[0], shape=(n_rows, *slots[0].shape)),)
-        return (_Rows([segment for segment in item if not isinstance(segment, _Rows)], n_rows),)
+            return msgspec.structs.replace(slots[0], shape=(n_rows, *slots[0].shape))
+        return _Rows([segment for segment in item if not isinstance(segment, _Rows)], n_rows)
 
 
 Segment = bytes | _Slot | _Rows
 
-Part = Callable[[_Filling], Iterable[Segment]]
-"""Makes a value of the body, in segments. Raises `CodecError` for what it cannot say."""
 
-_OWN: Mapping[str, Part] = {
-    "$parameters": lambda filling: (object_text(filling.request.parameters),),
-    "$id": lambda filling: (filling.request.id or b"null",),
-}
-
-
-def _same_rows(inputs: Sequence[Tensor], form: str) -> int:
+def _same_rows(inputs: Sequence[Tensor]) -> int:
     """How many rows all *inputs* have. Raises `CodecError` if they are not as many, or one is a scalar."""
     for tensor in inputs:
         if not tensor.shape:
-            raise CodecError(f"{tensor}: a scalar has no rows, which this backend's {form} needs")
+            raise CodecError(f"{tensor}: a scalar has no rows, which this backend gets")
         if tensor.shape[0] != inputs[0].shape[0]:
             first = f"{inputs[0].shape[0]} rows, as {label_of('input', inputs[0].name)} has"
-            raise CodecError(f"{tensor}: expected {first}, for this backend's {form}")
+            raise CodecError(f"{tensor}: expected {first}: this backend gets rows of all inputs together")
         if not tensor.shape[0]:  # no rows say nothing of their shape
             check_nestable(tensor.shape, tensor)
     return inputs[0].shape[0]
-
-
-def _pieces(segments: Iterable[Segment]) -> Iterator[Piece]:
-    """The JSON of *segments*."""
-    return chain.from_iterable([(part,) if isinstance(part, bytes) else part.pieces() for part in segments])

@@ -6,13 +6,13 @@ from here: from the server's own description, and from `models` in the configura
 
 import glob
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import structs
 
+from gateway.codec.dialects.body import Body
 from gateway.codec.dialects.paths import AnswerForm, Step
-from gateway.codec.dialects.request import Writer
 from gateway.codec.inference import MAX_NAME, OutputSelection, Tensor, label_of
 from gateway.codec.tensors.datatypes import Datatype
 
@@ -52,7 +52,7 @@ class Template(msgspec.Struct, frozen=True):
 
     path: str
     """Of inferences; `{model}` and `{version}` stand for those of the client's path."""
-    writer: Writer
+    body: Body
     answer: AnswerForm
     error: tuple[Step, ...] = ()
     """Where errors have their reason, behind `$`; empty: where those of all servers have it."""
@@ -91,17 +91,6 @@ class ModelDescription(msgspec.Struct, frozen=True):
             format=configured.format or self.format,
             signature=configured.signature or self.signature,
         )
-
-
-Encodings = Mapping[str, str]
-"""The `encoding` of each input that has one, by name; an input without a name is the only one."""
-
-NO_ENCODINGS: Encodings = {}
-
-
-def encodings_of(description: ModelDescription) -> Encodings:
-    """Those of a model."""
-    return {tensor.name: tensor.encoding for tensor in description.inputs if tensor.encoding}
 
 
 UNKNOWN = ModelDescription()

@@ -8,9 +8,12 @@ from typing import Any
 
 import msgspec
 
+from gateway.codec.dialects.body import Body, WrittenRequest
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription
 from gateway.codec.dialects.paths import AnswerForm
-from gateway.codec.dialects.request import Writer
+from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.inference import BytesPolicy, Tensor
+from gateway.codec.tensors.nested_printing import StringForm
 from gateway.errors import CodecError
 
 
@@ -59,8 +62,34 @@ class Dialect(ABC):
         raise CodecError(f"servers of dialect {self.name!r} do not describe their models")
 
     @abstractmethod
-    def writer(self, description: ModelDescription) -> Writer:
-        """What makes the body of a request to the model."""
+    def body(self, description: ModelDescription, names: tuple[str, ...], *, has_parameters: bool) -> Body:
+        """The body of requests to the model that have inputs of these *names*; *has_parameters*: and parameters too.
+
+        Raises `CodecError` if there is none.
+        """
+
+    def string_form(self, request: DialectRequest, tensor: Tensor, encoding: str) -> StringForm:
+        """How the elements of *tensor*, which is BYTES, become strings; *encoding* is the model's, empty for none.
+
+        Raises `CodecError` if they cannot.
+        """
+        if encoding == "base64":
+            return StringForm.BASE64
+        if not encoding and request.policy.bytes is BytesPolicy.BASE64:
+            return StringForm.TEXT if tensor.name in request.in_json else StringForm.BASE64
+        if tensor.name in request.octets:
+            raise request.octets[tensor.name]
+        return StringForm.TEXT
+
+    def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:
+        """The body of *request* to the model. Raises `CodecError` for what it cannot say."""
+        encodings = {tensor.name: tensor.encoding for tensor in description.inputs}
+        names = tuple([tensor.name for tensor in request.inputs])
+        body = self.body(description, names, has_parameters=bool(request.parameters))
+        # an input without a name is the only one
+        return body.write(
+            request, lambda tensor: self.string_form(request, tensor, encodings.get("", encodings.get(tensor.name, "")))
+        )
 
     @abstractmethod
     def answer_form(self, description: ModelDescription) -> AnswerForm:

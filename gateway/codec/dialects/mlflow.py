@@ -4,19 +4,17 @@ Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, partial
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import structs
 
-from gateway.codec.dialects.body import MAX_WRITERS, ROW_FORM, TABLE, Body, Every, text_or_base64
-from gateway.codec.dialects.description import NO_ENCODINGS, UNKNOWN, Encodings, ModelDescription, encodings_of
+from gateway.codec.dialects.body import Body, Place, WrittenRequest, as_text, by_name, in_a_row, own_body
+from gateway.codec.dialects.description import UNKNOWN, ModelDescription
 from gateway.codec.dialects.dialect import Dialect, document_of
 from gateway.codec.dialects.paths import AnswerForm, find
-from gateway.codec.dialects.request import DialectRequest, Writer
+from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import Tensor
-from gateway.codec.json.pieced import Piece
 from gateway.errors import CodecError
 
 _REASON = re.compile(r"(?<![A-Za-z])Error: ")
@@ -40,16 +38,18 @@ class MLflow(Dialect):
         """The model is ready when the server is."""
         return self.live_path if version is None else None
 
-    def writer(self, description: ModelDescription) -> Writer:
+    def body(self, description: ModelDescription, names: tuple[str, ...], *, has_parameters: bool) -> Body:
         """`inputs` unless the configuration says otherwise."""
-        encodings = encodings_of(description)
-        match description.format:
-            case "instances":
-                return mlflow_instances(encodings)
-            case "dataframe_split":
-                return mlflow_dataframe_split(encodings)
-            case _:
-                return mlflow_inputs(description.has_nameless_input, encodings)
+        is_nameless = description.has_nameless_input and description.format in ("", "inputs")
+        if is_nameless and len(names) != 1:
+            raise CodecError(f"the model has one input, which has no name; the request has {len(names)}")
+        return own_body(_template, names, "nameless" if is_nameless else description.format, has_parameters)
+
+    def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:
+        """Columns of a table are lists."""
+        if description.format == "dataframe_split":
+            request = structs.replace(request, inputs=list(map(_column, request.inputs)))
+        return super().write(request, description)
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """What the model returns: nested data, several of them in a list, an object by name, or the rows of a table."""
@@ -66,45 +66,18 @@ class MLflow(Dialect):
 # What it gets
 
 
-def mlflow_inputs(is_unnamed: bool, encodings: Encodings = NO_ENCODINGS) -> Writer:
-    """`{"inputs": {NAME: nested}, "params": ...}`; *is_unnamed*: the model's only input has no name."""
-    write = _writer("nameless" if is_unnamed else "inputs", tuple(encodings.items()))
-    return partial(_only, write) if is_unnamed else write
-
-
-def mlflow_instances(encodings: Encodings = NO_ENCODINGS) -> Writer:
-    """`{"instances": [row, ...], "params": ...}`."""
-    return _writer("instances", tuple(encodings.items()))
-
-
-def mlflow_dataframe_split(encodings: Encodings = NO_ENCODINGS) -> Writer:
-    """`{"dataframe_split": {"columns": [NAME, ...], "data": [row, ...]}, "params": ...}`."""
-    write = _writer("dataframe_split", tuple(encodings.items()))
-    return lambda request: write(structs.replace(request, inputs=list(map(_column, request.inputs))))
-
-
-_TEMPLATES: Mapping[str, Any] = {
-    "inputs": {"inputs": Every.BY_NAME},
-    "nameless": {"inputs": Every.IN_A_ROW},
-    "instances": {"instances": {"$each": Every.IN_A_ROW}},
-    "dataframe_split": {"dataframe_split": {"columns": Every.NAMES, "data": {"$each": Every.VALUES}}},
-}
-
-
-@lru_cache(MAX_WRITERS)
-def _writer(form: str, encodings: tuple[tuple[str, str], ...]) -> Writer:
-    """The body has `params` only if the request has parameters."""
-    strings, rows = text_or_base64(dict(encodings)), TABLE if form == "dataframe_split" else ROW_FORM
-    plain = Body(_TEMPLATES[form], {}, strings, rows)
-    with_params = Body({"params": "$parameters", **_TEMPLATES[form]}, {}, strings, rows)
-    return lambda request: (with_params if request.parameters else plain).write(request)
-
-
-def _only(write: Writer, request: DialectRequest) -> Callable[[], Iterator[Piece]]:
-    """*write* for a request with one input. Raises `CodecError` for others."""
-    if len(request.inputs) != 1:
-        raise CodecError(f"the model has one input, which has no name; the request has {len(request.inputs)}")
-    return write(request)
+def _template(names: Sequence[str], form: str, has_parameters: bool) -> Any:
+    params = {"params": "$parameters"} if has_parameters else {}
+    match form:
+        case "nameless":
+            return {**params, "inputs": Place(names[0])}
+        case "instances":
+            return {**params, "instances": {"$each": in_a_row(names)}}
+        case "dataframe_split":
+            rows = {"$each": [Place(name) for name in names]}
+            return {**params, "dataframe_split": {"columns": [as_text(name) for name in names], "data": rows}}
+        case _:
+            return {**params, "inputs": by_name(names)}
 
 
 def _column(tensor: Tensor) -> Tensor:

@@ -1,21 +1,15 @@
-"""An inference request as a value, and the bodies that other dialects than V2 make of it.
+"""An inference request as a value, for other dialects than V2.
 
-`DialectRequest.parse` reads what clients of V2 send: all inputs, those in JSON too, become tensors, and everything is
-proved right before anything is sent. A `Writer` makes the body for a backend. `DialectRequest.bound` asks it first
-whether its form can say the request, and it makes the pieces anew each time that the body is sent.
-
-Not here: the forms of bodies (`body`).
+What clients of V2 send is read: all inputs, those in JSON too, become tensors, and everything is proved right before
+anything is sent. Not here: the bodies that are made of it (`body`).
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, Raw
 
 from gateway.codec.inference import (
-    DEFAULT_LIMITS,
-    HeaderLimits,
     OutputSelection,
     Tensor,
     TensorPolicy,
@@ -23,42 +17,29 @@ from gateway.codec.inference import (
     label_of,
 )
 from gateway.codec.json.members import Members
-from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.json.sinks import pour
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.elements import check_elements, joined_blobs
-from gateway.codec.tensors.nested_printing import list_count
 from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2.declarations import name_of
 from gateway.codec.v2.messages import Entry, text_of
-from gateway.codec.v2.raw import read_raw
 from gateway.codec.v2.request import CHECKED_TENSORS, check_finite
 from gateway.codec.v2.request_reading import (
-    RequestText,
+    RequestReading,
     Reserve,
     announced,
     check_names,
     declared,
     id_of,
     label_of_input,
-    read_request,
     reserve_nothing,
     select,
     source,
 )
 from gateway.errors import CodecError
-
-Writer = Callable[["DialectRequest"], Callable[[], Iterator[Piece]]]
-"""Gives what makes the body of a request in one form, anew each time, in pieces; an empty one ends a step of work.
-
-Raises `CodecError` for what that form cannot say.
-"""
-
-SMALL_JSON_BYTES = 8 * SINGLE_PIECE_BYTES
-"""The most JSON that is made in one go: of one-byte types it is up to six times as long."""
 
 _NULL = Raw(b"null")
 
@@ -86,122 +67,55 @@ class DialectRequest(msgspec.Struct, frozen=True):
 
     @staticmethod
     def parse(
-        body: memoryview,
-        header_length: int | None,
-        policy: TensorPolicy,
-        limits: HeaderLimits = DEFAULT_LIMITS,
-        *,
-        recover: bool,
-        blobs: Sequence[memoryview] = (),
-        reserve: Reserve = reserve_nothing,
+        reading: RequestReading, policy: TensorPolicy, reserve: Reserve = reserve_nothing
     ) -> Generator[None, None, "DialectRequest"]:
-        """Parse and check a whole body, also one that is pure JSON.
+        """Check a request, also one that is pure JSON; *reading* finds it in its body.
 
-        *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *blobs* are
-        those that are not in *body*, but in buffers of their own. *reserve* is called with the bytes of memory that the
-        parsed header takes at most, and then for each input in JSON with those of its tensor; what it raises passes
-        through. Yields after each step of work.
-
-        Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than *limits* allow.
+        *reserve* is called for each input in JSON with the bytes of its tensor; what it raises passes through. Yields
+        after each step of work. Raises `CodecError`.
         """
-        text = yield from read_request(body, header_length, limits, reserve, recover=recover, blobs=blobs)
+        text = yield from reading
         assert text is not None  # it is judged
-        return (yield from _parsed(text, policy, reserve))
-
-    @staticmethod
-    def parse_raw(
-        body: memoryview,
-        metadata: bytes,
-        policy: TensorPolicy,
-        limits: HeaderLimits = DEFAULT_LIMITS,
-        *,
-        reserve: Reserve = reserve_nothing,
-    ) -> Generator[None, None, "DialectRequest"]:
-        """Parse a raw binary request (protocol section 5): *metadata* is the model's in V2, *body* its only input.
-
-        *reserve* is called as by `parse`; a BYTES element is copied behind its length, and its copy counts too.
-        Yields after each step of work. Raises `CodecError`.
-        """
-        text = yield from read_raw(body, metadata, limits, reserve)
-        return (yield from _parsed(text, policy, reserve))
+        request = text.request
+        selection = select(request)
+        _refuse_extensions(request.outputs or ())
+        check_names(request.inputs)
+        inputs: list[Tensor] = []
+        unread: dict[int, bool] = {}
+        for index, entry in enumerate(request.inputs):
+            values = source(entry, index, text.spans)
+            if values is None:
+                label = label_of_input(entry, index)
+                raise CodecError(f"{label}: this backend cannot read shared memory; send its values")
+            if isinstance(values, int):
+                inputs.append(announced(entry, index, values, text.blobs))
+            else:
+                inputs.append(declared(entry, index, values))
+                unread[index] = text_of((entry.parameters or {}).get("content_type", UNSET)) == "base64"
+            if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+                yield
+        text.blobs.finish()
+        for index, is_base64 in unread.items():
+            inputs[index] = yield from _read(inputs[index], reserve, is_base64=is_base64)
+        nonfinite, octets = yield from _check_values(inputs, policy)
+        request_id = id_of(request)
+        return DialectRequest(
+            inputs,
+            selection,
+            request_id,
+            {key: bytes(value) for key, value in (request.parameters or {}).items()},
+            text.is_recovered,
+            nonfinite,
+            [tensor.datatype.name for index, tensor in enumerate(inputs) if index not in unread],
+            frozenset(inputs[index].name for index, is_base64 in unread.items() if not is_base64),
+            octets,
+            policy,
+        )
 
     @property
     def views(self) -> list[memoryview]:
         """All of the client's bytes that it holds; once they are released, its body cannot be made again."""
         return [tensor.blob for tensor in self.inputs]
-
-    def bound(self, writer: Writer) -> "BoundRequest":
-        """The body that *writer* makes. Raises `CodecError` if its form cannot say this request."""
-        return BoundRequest(self, writer(self))
-
-
-@dataclass(frozen=True, slots=True)
-class BoundRequest(PiecedJson):
-    """The body of a request in one form."""
-
-    request: DialectRequest
-    pieces: Callable[[], Iterator[Piece]]
-
-    @property
-    def small_json(self) -> bytes | None:
-        """All of it, if it is small enough to be made and sent in one go."""
-        tensors = self.request.inputs
-        if sum(len(t.blob) + list_count(t.shape) for t in tensors) > SINGLE_PIECE_BYTES:
-            return None
-        texts: list[Piece] = []
-        n_bytes = 0
-        for text in self.texts():
-            texts.append(text)
-            n_bytes += len(text)
-            if n_bytes > SMALL_JSON_BYTES:  # a template may say much beside each row
-                return None
-        return b"".join(texts)
-
-    def texts(self) -> Iterator[Piece]:
-        """The body in texts of bounded size, of which some may be empty; every call makes it anew."""
-        return self.pieces()
-
-
-# From the body to tensors
-
-
-def _parsed(text: RequestText, policy: TensorPolicy, reserve: Reserve) -> Generator[None, None, DialectRequest]:
-    """The request in *text*."""
-    request = text.request
-    selection = select(request)
-    _refuse_extensions(request.outputs or ())
-    check_names(request.inputs)
-    inputs: list[Tensor] = []
-    unread: dict[int, bool] = {}
-    for index, entry in enumerate(request.inputs):
-        values = source(entry, index, text.spans)
-        if values is None:
-            label = label_of_input(entry, index)
-            raise CodecError(f"{label}: this backend cannot read shared memory; send its values")
-        if isinstance(values, int):
-            inputs.append(announced(entry, index, values, text.blobs))
-        else:
-            inputs.append(declared(entry, index, values))
-            unread[index] = text_of((entry.parameters or {}).get("content_type", UNSET)) == "base64"
-        if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
-            yield
-    text.blobs.finish()
-    for index, is_base64 in unread.items():
-        inputs[index] = yield from _read(inputs[index], reserve, is_base64=is_base64)
-    nonfinite, octets = yield from _check_values(inputs, policy)
-    request_id = id_of(request)
-    return DialectRequest(
-        inputs,
-        selection,
-        request_id,
-        {key: bytes(value) for key, value in (request.parameters or {}).items()},
-        text.is_recovered,
-        nonfinite,
-        [tensor.datatype.name for index, tensor in enumerate(inputs) if index not in unread],
-        frozenset(inputs[index].name for index, is_base64 in unread.items() if not is_base64),
-        octets,
-        policy,
-    )
 
 
 def _check_values(

@@ -3,30 +3,15 @@
 Not here: the language in which requests are described (`body`), and that of answers (`paths`).
 """
 
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
-from gateway.codec.dialects.body import Body, text_or_base64
-from gateway.codec.dialects.description import UNKNOWN, ModelDescription, Template, TensorDescription, encodings_of
+from gateway.codec.dialects.body import Body
+from gateway.codec.dialects.description import UNKNOWN, ModelDescription
 from gateway.codec.dialects.dialect import Dialect, document_of
-from gateway.codec.dialects.paths import AnswerForm, find, steps_of, tree_of
-from gateway.codec.dialects.request import Writer
+from gateway.codec.dialects.paths import AnswerForm, find
 
 MODEL, VERSION = "{model}", "{version}"
 """What stands for the client's in paths."""
-
-
-def read_body(value: Any, inputs: tuple[TensorDescription, ...]) -> Body:
-    """The body of requests to a model with these *inputs*, from a *value* of YAML; see `Body.faults`."""
-    known = {tensor.name: (tensor.datatype, tensor.shape) for tensor in inputs}
-    return Body(value, known, text_or_base64(encodings_of(ModelDescription(inputs))))
-
-
-def template_of(path: str, body: Body, answer: Mapping[str, str], error: str | None) -> Template:
-    """What a configuration says of one model. Raises `CodecError` for a path of outputs that is none."""
-    error_steps = tuple(steps_of(error)) if error is not None else ()
-    return Template(path, body.write, AnswerForm(paths=tree_of(answer)), error_steps)
 
 
 class TemplateDialect(Dialect):
@@ -45,13 +30,13 @@ class TemplateDialect(Dialect):
             path = path.replace(MODEL, quote(model, safe="")).replace(VERSION, quote(version or "", safe=""))
         return path
 
-    def writer(self, description: ModelDescription) -> Writer:
-        """The template's."""
+    def body(self, description: ModelDescription, names: tuple[str, ...], *, has_parameters: bool) -> Body:
+        """The configuration's."""
         assert description.template is not None, "only models that are configured are asked"
-        return description.template.writer
+        return description.template.body
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
-        """The template's."""
+        """The outputs' paths."""
         assert description.template is not None, "only models that are configured are asked"
         return description.template.answer
 

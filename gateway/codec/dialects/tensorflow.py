@@ -4,35 +4,26 @@ Facts from TensorFlow Serving's documentation and source (`api_rest.md`, `http_r
 and from KServe 0.21.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
 
-from gateway.codec.dialects.body import MAX_WRITERS, ROW_FORM, Body, Every
-from gateway.codec.dialects.description import (
-    NO_ENCODINGS,
-    OCTETS_SUFFIX,
-    UNKNOWN,
-    Encodings,
-    ModelDescription,
-    TensorDescription,
-    encodings_of,
-)
+from gateway.codec.dialects.body import Body, WrittenRequest, as_text, by_name, in_a_row, own_body
+from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription, TensorDescription
 from gateway.codec.dialects.dialect import Dialect, document_of
 from gateway.codec.dialects.paths import AnswerForm, find
-from gateway.codec.dialects.request import DialectRequest, Writer
+from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import BytesPolicy, Tensor, label_of
 from gateway.codec.json.members import excerpt
 from gateway.codec.tensors.datatypes import DATATYPES, Array
 from gateway.codec.tensors.nested_printing import StringForm
 from gateway.codec.v2.declarations import MAX_RANK
 from gateway.errors import CodecError
-
-T = TypeVar("T")
 
 DEFAULT_SIGNATURE = "serving_default"
 """The signature that a request means if it names none."""
@@ -86,6 +77,23 @@ class _Signature(msgspec.Struct, frozen=True):
     outputs: dict[str, _Tensor] = {}
 
 
+class _SignatureDef(msgspec.Struct, frozen=True):
+    signature_def: dict[str, msgspec.Raw]
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    signature_def: _SignatureDef
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    version: str = ""
+
+
+class _Description(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+    model_spec: _Spec = _Spec()
+
+
 class TensorFlow(Dialect):
     """The dialect `tensorflow`."""
 
@@ -120,27 +128,47 @@ class TensorFlow(Dialect):
 
     def read_description(self, text: bytes, signature: str) -> ModelDescription:
         """The inputs and outputs of *signature*, in the order of their names: the server gives them in any order."""
-        metadata = document_of(text)
-        signatures = _converted(find(("metadata", "signature_def", "signature_def"), metadata), dict[str, Any])
-        name = signature or DEFAULT_SIGNATURE
-        if name not in signatures:
-            names = ", ".join(sorted(signatures)[:MAX_NAMED]) or "none"
-            raise CodecError(
-                f"the model has no {label_of('signature', name)}; set `signature` to one of these: {names}"
-            )
-        described = _converted(signatures[name], _Signature)
-        version = find(("model_spec", "version"), metadata)
+        try:
+            said = msgspec.json.decode(text, type=_Description)
+            signatures = said.metadata.signature_def.signature_def
+            name = signature or DEFAULT_SIGNATURE
+            if name not in signatures:
+                names = ", ".join(sorted(signatures)[:MAX_NAMED]) or "none"
+                raise CodecError(
+                    f"the model has no {label_of('signature', name)}; set `signature` to one of these: {names}"
+                )
+            described = msgspec.json.decode(signatures[name], type=_Signature)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise CodecError(f"what the server says of the model cannot be read: {error}") from None
         return ModelDescription(
             _tensors(described.inputs),
             _tensors(described.outputs),
-            versions=(version,) if isinstance(version, str) and version else (),
+            versions=(said.model_spec.version,) if said.model_spec.version else (),
             platform="tensorflow_savedmodel",
         )
 
-    def writer(self, description: ModelDescription) -> Writer:
-        """Columnar unless the configuration says `row`."""
-        form = tensorflow_row if description.format == "row" else tensorflow_columnar
-        return form(description.signature, encodings_of(description))
+    def body(self, description: ModelDescription, names: tuple[str, ...], *, has_parameters: bool) -> Body:
+        """Columnar unless the configuration says `row`; the servers have no parameters."""
+        return own_body(_template, names, description.signature, description.format == "row")
+
+    def string_form(self, request: DialectRequest, tensor: Tensor, encoding: str) -> StringForm:
+        """Octets are objects in base64: what is no text, and what the model or the policy says is octets."""
+        is_base64 = tensor.name.endswith(OCTETS_SUFFIX) or request.policy.bytes is BytesPolicy.BASE64
+        is_octets = tensor.name in request.octets or encoding == "base64" or (not encoding and is_base64)
+        return StringForm.B64_OBJECT if is_octets else StringForm.TEXT
+
+    def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:
+        """With numbers as TensorFlow Serving takes them; raises `CodecError` for a request of a sequence too."""
+        if (sequence := request.parameters.get("sequence_id", b"0")) not in _NO_SEQUENCE:
+            raise CodecError(
+                f"sequence_id is {excerpt(sequence)}, but this backend has no sequences: it would answer each request "
+                "of one as if it stood alone; leave sequence_id out if that is meant"
+            )
+        inputs = [
+            msgspec.structs.replace(tensor, datatype=_TENSORFLOW_FP32) if tensor.datatype is _FP32 else tensor
+            for tensor in request.inputs
+        ]
+        return super().write(msgspec.structs.replace(request, inputs=inputs), description)
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """As the request; but KServe answers `predictions` also where its model takes `inputs`."""
@@ -150,36 +178,9 @@ class TensorFlow(Dialect):
 # What it gets
 
 
-def tensorflow_columnar(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
-    """`{"signature_name": ..., "inputs": {NAME: nested}}`; no name for an empty *signature*."""
-    return _writer(signature, False, tuple(encodings.items()))
-
-
-def tensorflow_row(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
-    """`{"signature_name": ..., "instances": [row, ...]}`; no name for an empty *signature*."""
-    return _writer(signature, True, tuple(encodings.items()))
-
-
-@lru_cache(MAX_WRITERS)
-def _writer(signature: str, is_row: bool, encodings: tuple[tuple[str, str], ...]) -> Writer:
-    named = {"signature_name": f"${signature}" if signature.startswith("$") else signature} if signature else {}
-    inputs = {"instances": {"$each": Every.IN_A_ROW}} if is_row else {"inputs": Every.BY_NAME}
-    body = Body({**named, **inputs}, {}, partial(_strings, dict(encodings)), ROW_FORM)
-    return lambda request: body.write(_for_tensorflow(request))
-
-
-def _for_tensorflow(request: DialectRequest) -> DialectRequest:
-    """*request* with numbers as TensorFlow Serving takes them. Raises `CodecError` for one of a sequence."""
-    if (sequence := request.parameters.get("sequence_id", b"0")) not in _NO_SEQUENCE:
-        raise CodecError(
-            f"sequence_id is {excerpt(sequence)}, but this backend has no sequences: it would answer each request of "
-            "one as if it stood alone; leave sequence_id out if that is meant"
-        )
-    inputs = [
-        msgspec.structs.replace(tensor, datatype=_TENSORFLOW_FP32) if tensor.datatype is _FP32 else tensor
-        for tensor in request.inputs
-    ]
-    return msgspec.structs.replace(request, inputs=inputs)
+def _template(names: Sequence[str], signature: str, is_row: bool) -> Any:
+    named = {"signature_name": as_text(signature)} if signature else {}
+    return {**named, "instances": {"$each": in_a_row(names)}} if is_row else {**named, "inputs": by_name(names)}
 
 
 def _widen_largest(array: Array) -> Array:
@@ -200,14 +201,6 @@ def _widen_largest(array: Array) -> Array:
 _NO_SEQUENCE = (b"0", b'""', b"null")
 _FP32 = DATATYPES["FP32"]
 _TENSORFLOW_FP32 = replace(_FP32, widen=_widen_largest)
-
-
-def _strings(encodings: Encodings, request: DialectRequest, tensor: Tensor) -> StringForm:
-    """Octets are objects in base64: what is no text, and what the model or the policy says is octets."""
-    encoding = encodings.get(tensor.name)
-    is_base64 = tensor.name.endswith(OCTETS_SUFFIX) or request.policy.bytes is BytesPolicy.BASE64
-    is_octets = tensor.name in request.octets or encoding == "base64" or (encoding is None and is_base64)
-    return StringForm.B64_OBJECT if is_octets else StringForm.TEXT
 
 
 # What it says
@@ -236,10 +229,3 @@ def _shape(shape: _Shape) -> tuple[int, ...] | None:
     except ValueError:
         return None
     return tuple(max(size, -1) for size in sizes)
-
-
-def _converted(said: Any, type_: type[T]) -> T:
-    try:
-        return msgspec.convert(said, type_)
-    except msgspec.ValidationError as error:
-        raise CodecError(f"what the server says of the model cannot be read: {error}") from None

@@ -4,7 +4,6 @@ Name, datatype and shape come from the model's metadata. Here: what they say of 
 """
 
 import math
-from collections.abc import Generator
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +14,7 @@ from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import DATATYPES, Kind
 from gateway.codec.v2.declarations import MAX_RANK, parse_shape
 from gateway.codec.v2.framing import Cursor, copied
-from gateway.codec.v2.request_reading import RequestText, Reserve, read_request, reserve_nothing
+from gateway.codec.v2.request_reading import RequestReading, Reserve, read_request, reserve_nothing
 from gateway.errors import CodecError
 
 MAX_NAMED = 5
@@ -38,9 +37,13 @@ _TENSORS = msgspec.json.Decoder(list[_Tensor])
 
 
 def read_raw(
-    body: memoryview, metadata: bytes, limits: HeaderLimits, reserve: Reserve
-) -> Generator[None, None, RequestText]:
-    """The request that a raw *body* is, with the header that its client left out, see `InferRequest.parse_raw`."""
+    body: memoryview, metadata: bytes, limits: HeaderLimits = DEFAULT_LIMITS, reserve: Reserve = reserve_nothing
+) -> RequestReading:
+    """The request that a raw *body* is, with the header that its client left out: *metadata* is the model's in V2.
+
+    *reserve* is called as by `read_request`; a BYTES element is copied behind its length, and its copy counts too.
+    Yields after each step of work. Raises `CodecError`.
+    """
     header = raw_header(metadata, len(body), limits)
     blob = body
     if header.is_bytes:

@@ -4,7 +4,7 @@
 makes the JSON as often as it is asked to: the body is held once, its JSON never.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,10 +13,8 @@ import numpy as np
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway.codec.inference import (
-    DEFAULT_LIMITS,
     BytesPolicy,
     HalfPrecision,
-    HeaderLimits,
     NonFinite,
     OutputSelection,
     Tensor,
@@ -29,15 +27,11 @@ from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.messages import LATER, Entry, Parameters, printed, text_of
-from gateway.codec.v2.raw import read_raw
 from gateway.codec.v2.request_reading import (
-    RequestText,
-    Reserve,
+    RequestReading,
     announced,
     check_names,
     id_of,
-    read_request,
-    reserve_nothing,
     select,
     source,
 )
@@ -76,59 +70,17 @@ class InferRequest(PiecedJson):
 
     @staticmethod
     def parse(
-        body: memoryview,
-        header_length: int | None,
-        policy: TensorPolicy,
-        limits: HeaderLimits = DEFAULT_LIMITS,
-        *,
-        recover: bool,
-        blobs: Sequence[memoryview] = (),
-        own_id: bytes = b"",
-        reserve: Reserve = reserve_nothing,
+        reading: RequestReading, policy: TensorPolicy, own_id: bytes = b""
     ) -> Generator[None, None, "InferRequest | None"]:
-        """Parse and check a whole body; None if it is pure JSON, which nobody judges (protocol 3.6).
+        """Check a request, which *reading* finds in its body; None if nobody judges it (protocol 3.6).
 
-        JSON with members that *policy* leaves out is judged: it is written anew. So is all JSON with *own_id*, which is
-        JSON text, and is sent as `id` where the client has none (protocol 4.10).
-
-        *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *blobs* are
-        those that are not in *body*, but in buffers of their own. *reserve* is called once with the bytes of memory
-        that the parsed header takes at most, before it is built, unless the body is not parsed at all; what it raises
-        passes through. Yields after each step of work.
-
-        Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than *limits* allow.
+        *own_id*, which is JSON text, is sent as `id` where the client has none (protocol 4.10). The values of a small
+        request are printed at once, those of others each time that they are sent. Yields after each step of work.
+        Raises `CodecError`.
         """
-        unjudged = None if own_id else policy.leave_out
-        text = yield from read_request(
-            body, header_length, limits, reserve, recover=recover, unjudged=unjudged, blobs=blobs
-        )
-        return None if text is None else (yield from InferRequest.proved(text, policy, own_id))
-
-    @staticmethod
-    def parse_raw(
-        body: memoryview,
-        metadata: bytes,
-        policy: TensorPolicy,
-        limits: HeaderLimits = DEFAULT_LIMITS,
-        *,
-        own_id: bytes = b"",
-        reserve: Reserve = reserve_nothing,
-    ) -> Generator[None, None, "InferRequest"]:
-        """Parse a raw binary request (protocol section 5): *metadata* is the model's, *body* its only input.
-
-        *own_id* and *reserve* are those of `parse`; a BYTES element is copied behind its length, and its copy counts
-        too. Yields after each step of work. Raises `CodecError`.
-        """
-        text = yield from read_raw(body, metadata, limits, reserve)
-        return (yield from InferRequest.proved(text, policy, own_id))
-
-    @staticmethod
-    def proved(text: RequestText, policy: TensorPolicy, own_id: bytes = b"") -> Generator[None, None, "InferRequest"]:
-        """The request in *text*, as the backend gets it. *own_id* is that of `parse`.
-
-        The values of a small request are printed at once, those of others each time that they are sent. Yields after
-        each step of work. Raises `CodecError`.
-        """
+        text = yield from reading
+        if text is None:
+            return None
         request = text.request
         selection = select(request)
         check_names(request.inputs)

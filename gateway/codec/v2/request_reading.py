@@ -72,16 +72,20 @@ class RequestText(msgspec.Struct, frozen=True):
     """The length of the whole body."""
 
 
+RequestReading = Generator[None, None, RequestText | None]
+"""Finds a request in a body; yields after each step of work. None is a request that nobody judges."""
+
+
 def read_request(
     body: memoryview,
     header_length: int | None,
-    limits: HeaderLimits,
-    reserve: Reserve,
+    limits: HeaderLimits = DEFAULT_LIMITS,
+    reserve: Reserve = reserve_nothing,
     *,
     recover: bool = False,
     unjudged: Collection[str] | None = None,
     blobs: Sequence[memoryview] = (),
-) -> Generator[None, None, RequestText | None]:
+) -> RequestReading:
     """The request in *body*; yields where JSON data is passed by in pieces.
 
     *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *reserve* is asked

@@ -1,45 +1,92 @@
 """Drives the dialects as their callers do."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
 
 from gateway.codec import (
+    DIALECTS,
     DialectAnswer,
     DialectRequest,
     HeaderLimits,
     ModelDescription,
     OutputSelection,
+    TensorDescription,
     TensorPolicy,
-    Writer,
+    WrittenRequest,
+    read_request,
     run,
 )
-from gateway.codec.dialects.mlflow import mlflow_dataframe_split, mlflow_inputs, mlflow_instances
+from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.paths import AnswerForm
-from gateway.codec.dialects.tensorflow import tensorflow_columnar, tensorflow_row
 from gateway.codec.v2.reply import Reply
+from gateway.codec.v2.request_reading import Reserve, reserve_nothing
 from gateway.errors import CodecError
 from tests.codec.walk import LIMITS, exhaust
 
+Writer = Callable[[DialectRequest], WrittenRequest]
+"""What a dialect makes of requests to one model."""
+
+TENSORFLOW, MLFLOW = DIALECTS["tensorflow"], DIALECTS["mlflow"]
+
+
+def writer(dialect: Dialect, description: ModelDescription) -> Writer:
+    return lambda request: dialect.write(request, description)
+
+
+def tensorflow_columnar(signature: str = "") -> Writer:
+    return writer(TENSORFLOW, ModelDescription(signature=signature))
+
+
+def tensorflow_row(signature: str = "") -> Writer:
+    return writer(TENSORFLOW, ModelDescription(signature=signature, format="row"))
+
+
+def mlflow_inputs(is_unnamed: bool = False) -> Writer:
+    return writer(MLFLOW, ModelDescription((TensorDescription(""),) if is_unnamed else ()))
+
+
+def mlflow_instances() -> Writer:
+    return writer(MLFLOW, ModelDescription(format="instances"))
+
+
+def mlflow_dataframe_split() -> Writer:
+    return writer(MLFLOW, ModelDescription(format="dataframe_split"))
+
+
 WRITERS = [
-    tensorflow_columnar(""),
+    tensorflow_columnar(),
     tensorflow_row("sig"),
-    mlflow_inputs(is_unnamed=False),
+    mlflow_inputs(),
     mlflow_instances(),
     mlflow_dataframe_split(),
 ]
+
+
+def parsing(
+    body: bytes | bytearray,
+    header_length: int | None = None,
+    policy: TensorPolicy | None = None,
+    limits: HeaderLimits = LIMITS,
+    *,
+    reserve: Reserve = reserve_nothing,
+    **options: Any,
+) -> Generator[None, None, DialectRequest]:
+    """The steps of parsing *body*; *options* are those of `read_request`."""
+    reading = read_request(memoryview(body), header_length, limits, reserve, **options)
+    return DialectRequest.parse(reading, policy or TensorPolicy(), reserve)
 
 
 def parse_request(
     body: bytes, header_length: int | None, policy: TensorPolicy | None = None, limits: HeaderLimits = LIMITS
 ) -> DialectRequest:
     """What `DialectRequest.parse` makes of *body*."""
-    policy, view = policy or TensorPolicy(), memoryview(body)
-    return run(DialectRequest.parse(view, header_length, policy, limits, recover=True))
+    return run(parsing(body, header_length, policy, limits, recover=True))
 
 
 def json_or_error(request: DialectRequest, writer: Writer) -> bytes | str:
     """What *writer* makes of *request*, or why it cannot."""
     try:
-        return b"".join(request.bound(writer).json_pieces())
+        return b"".join(writer(request).json_pieces())
     except CodecError as error:
         return str(error)
 

@@ -11,10 +11,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import DATATYPES, DialectRequest, TensorPolicy, run
-from gateway.codec.dialects.body import MAX_DEPTH, Body, text_or_base64
+from gateway.codec import (
+    DATATYPES,
+    DIALECTS,
+    AnswerForm,
+    DialectRequest,
+    ModelDescription,
+    Template,
+    TensorPolicy,
+    run,
+)
+from gateway.codec.dialects.body import MAX_DEPTH, Body, WrittenRequest
 from gateway.codec.inference import BytesPolicy
 from gateway.errors import CodecError
+from tests.codec.dialects.driving import parsing
 
 X = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2.5, 3, 4]}
 N = {"name": "n", "shape": [2], "datatype": "INT64", "data": [2**63 - 1, -5]}
@@ -26,7 +36,12 @@ EMPTY = {"name": "x", "shape": [0], "datatype": "FP32", "data": []}
 
 def body_for(text: str, *inputs: Mapping[str, Any]) -> Body:
     known = {tensor["name"]: (DATATYPES[tensor["datatype"]], None) for tensor in inputs}
-    return Body(yaml.safe_load(text), known, text_or_base64({}))
+    return Body(yaml.safe_load(text), known)
+
+
+def write(body: Body, request: DialectRequest) -> WrittenRequest:
+    description = ModelDescription(template=Template("/", body, AnswerForm()))
+    return DIALECTS["template"].write(request, description)
 
 
 def written(text: str, *inputs: Mapping[str, Any], policy: TensorPolicy | None = None, **top: Any) -> Any:
@@ -34,8 +49,8 @@ def written(text: str, *inputs: Mapping[str, Any], policy: TensorPolicy | None =
     body = body_for(text, *inputs)
     assert not body.faults
     request = json.dumps({"inputs": inputs, **top}).encode()
-    parsed = run(DialectRequest.parse(memoryview(request), None, policy or TensorPolicy(), recover=False))
-    bound = parsed.bound(body.write)
+    parsed = run(parsing(request, None, policy))
+    bound = write(body, parsed)
     whole = b"".join(bound.json_pieces())
     assert bound.small_json in (whole, None)
     return json.loads(whole)
@@ -82,9 +97,9 @@ def test_binary_inputs_are_in_base64_where_the_policy_says_so() -> None:
     header = {"name": "s", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}
     text = json.dumps({"inputs": [header]}).encode()
     policy = TensorPolicy(bytes=BytesPolicy.BASE64)
-    request = run(DialectRequest.parse(memoryview(text + blob), len(text), policy, recover=False))
-    body = body_for("{s: $s, each: {$each: {v: $s}}}", S).write
-    assert b"".join(request.bound(body).json_pieces()) == b'{"s":["/w=="],"each":[{"v":"/w=="}]}'
+    request = run(parsing(text + blob, len(text), policy))
+    body = body_for("{s: $s, each: {$each: {v: $s}}}", S)
+    assert b"".join(write(body, request).json_pieces()) == b'{"s":["/w=="],"each":[{"v":"/w=="}]}'
 
 
 def test_large_tensors_come_in_pieces() -> None:
@@ -101,8 +116,8 @@ def test_large_tensors_come_in_pieces() -> None:
             ]
         }
     ).encode()
-    request = run(DialectRequest.parse(memoryview(text + values.tobytes()), len(text), TensorPolicy(), recover=False))
-    bound = request.bound(body_for("{a: {$each: {v: $n, k: 1}}, b: $n}", N).write)
+    request = run(parsing(text + values.tobytes(), len(text), TensorPolicy()))
+    bound = write(body_for("{a: {$each: {v: $n, k: 1}}, b: $n}", N), request)
     pieces = list(bound.json_pieces())
     assert max(map(len, pieces)) < 1 << 20
     body = json.loads(b"".join(pieces))
@@ -112,10 +127,8 @@ def test_large_tensors_come_in_pieces() -> None:
 
 def test_a_small_input_with_much_beside_each_row_comes_in_pieces_too() -> None:
     x = {"name": "x", "shape": [10_000], "datatype": "UINT8", "data": [7] * 10_000}
-    request = run(
-        DialectRequest.parse(memoryview(json.dumps({"inputs": [x]}).encode()), None, TensorPolicy(), recover=False)
-    )
-    bound = request.bound(body_for(f"{{$each: {{v: $x, k: {'k' * 200}}}}}", x).write)
+    request = run(parsing(json.dumps({"inputs": [x]}).encode()))
+    bound = write(body_for(f"{{$each: {{v: $x, k: {'k' * 200}}}}}", x), request)
     assert bound.small_json is None
     pieces = list(bound.json_pieces())
     assert max(map(len, pieces)) < 400_000
@@ -133,9 +146,9 @@ def test_a_small_input_with_much_beside_each_row_comes_in_pieces_too() -> None:
 def test_what_a_request_lacks_is_refused(inputs: list[Mapping[str, Any]], words: str) -> None:
     body = body_for("{$each: {x: $x, n: $n}}", X, N)
     text = json.dumps({"inputs": inputs}).encode()
-    request = run(DialectRequest.parse(memoryview(text), None, TensorPolicy(), recover=False))
+    request = run(parsing(text, None, TensorPolicy()))
     with pytest.raises(CodecError, match=words):
-        request.bound(body.write)
+        write(body, request)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +157,9 @@ def test_what_a_request_lacks_is_refused(inputs: list[Mapping[str, Any]], words:
         (
             "{$each: {n: {$rows: n}}}",
             N,
-            r"input 'n' \(INT64, shape \[2\]\): a row of it is a scalar and has no rows",
+            r"input 'n' \(INT64, shape \[2\]\): a scalar stands in `\$rows` of this backend's template",
         ),
-        ("{n: {$rows: c}}", C, r"input 'c' \(FP64, shape \[\]\): a scalar has no rows, which `\$rows`"),
+        ("{n: {$rows: c}}", C, r"input 'c' \(FP64, shape \[\]\): a scalar stands in `\$rows`.*, which has no rows"),
         ("{x: $x}", FLAT, r"input 'x' \(FP32, shape \[2, 0, 3\]\): nested JSON cannot say the shape"),
         (
             "{$each: {$flat: x}}",
@@ -164,7 +177,7 @@ def test_what_a_place_cannot_say_is_told_of_the_clients_tensor(
 
 
 def test_an_input_with_the_name_of_something_else_is_told_so() -> None:
-    faults = Body({"i": "$id"}, {"id": (None, None)}, text_or_base64({})).faults
+    faults = Body({"i": "$id"}, {"id": (None, None)}).faults
     assert faults == {"": "input `id` stands nowhere in it; `$id` is the request's own, so call it something else"}
 
 
@@ -198,16 +211,16 @@ def test_faults_of_a_body_are_said_where_they_are(text: str, faults: dict[str, s
 def test_rows_need_first_dimensions_that_may_be_the_same() -> None:
     def faults(*shapes: tuple[int, ...] | None) -> dict[str, str]:
         inputs = {f"x{index}": (DATATYPES["FP32"], shape) for index, shape in enumerate(shapes)}
-        return Body({"$each": [f"${name}" for name in inputs]}, inputs, text_or_base64({})).faults
+        return Body({"$each": [f"${name}" for name in inputs]}, inputs).faults
 
     assert not faults((-1, 4), (3,), None)
     assert faults((2,), (3,)) == {".$each": "expected inputs with the same first dimension: `x0` 2, `x1` 3"}
     for body in ({"$rows": "x"}, {"$each": ["$x", {"$rows": "x"}]}):
         shape = (3,) if "$each" in body else ()
-        faulty = Body(body, {"x": (None, shape)}, text_or_base64({})).faults
+        faulty = Body(body, {"x": (None, shape)}).faults
         assert list(faulty.values()) == ["input `x` is a scalar there, which has no rows"]
-    assert faults((2,), ()) == {".$each": "input `x1` is a scalar, which has no rows"}
-    assert Body("$x", {}, text_or_base64({})).faults == {
+    assert faults((2,), ()) == {".$each": "expected inputs with the same first dimension: `x0` 2, `x1` a scalar"}
+    assert Body("$x", {}).faults == {
         "": "no such input: `inputs` names none; $parameters and $id are known, $$ is the text $"
     }
 
@@ -265,13 +278,11 @@ def base64_of(text: str) -> str:
 def test_any_value_is_a_body_or_has_faults(value: Any) -> None:
     inputs: list[dict[str, Any]] = [X, N, S, C]
     known = {tensor["name"]: (DATATYPES[tensor["datatype"]], None) for tensor in inputs}
-    body = Body(value, known, text_or_base64({}))
+    body = Body(value, known)
     faults = {at: words for at, words in body.faults.items() if "stands nowhere" not in words}
-    request = run(
-        DialectRequest.parse(memoryview(json.dumps({"inputs": inputs}).encode()), None, TensorPolicy(), recover=False)
-    )
+    request = run(parsing(json.dumps({"inputs": inputs}).encode()))
     try:
-        found = json.loads(b"".join(request.bound(body.write).json_pieces()))
+        found = json.loads(b"".join(write(body, request).json_pieces()))
     except CodecError:  # shapes are known only now: a scalar has no rows
         assert faults or "$rows" in json.dumps(value) or "$each" in json.dumps(value)
         return

@@ -14,21 +14,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import DATATYPES, BytesPolicy, HeaderLimits, InferRequest, NonFinite, TensorPolicy, run
+from gateway.codec import DATATYPES, BytesPolicy, HeaderLimits, NonFinite, TensorPolicy, read_raw, run
 from gateway.codec.dialects.body import FEW_DIMENSIONS, FEW_ELEMENTS
 from gateway.codec.dialects.description import ModelDescription, TensorDescription, v2_metadata
-from gateway.codec.dialects.mlflow import mlflow_dataframe_split, mlflow_inputs, mlflow_instances
-from gateway.codec.dialects.request import DialectRequest, Writer
-from gateway.codec.dialects.tensorflow import tensorflow_columnar, tensorflow_row
+from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError, TooLargeError
-from tests.codec.dialects.driving import WRITERS, json_or_error, parse_request
+from tests.codec.dialects.driving import (
+    WRITERS,
+    Writer,
+    json_or_error,
+    mlflow_dataframe_split,
+    mlflow_inputs,
+    mlflow_instances,
+    parse_request,
+    parsing,
+    tensorflow_columnar,
+    tensorflow_row,
+)
 from tests.codec.make_pairs import WIRE, blob_of, nested
 from tests.codec.test_properties import NUMERIC, PROFILE, SHAPES, UNICODE, bits_of, finite_tensors
 from tests.codec.v2.random_messages import damage, random_request
 from tests.codec.v2.requests import entry, header_of
 from tests.codec.walk import exhaust
+from tests.codec.walk import parsing as parsing_v2
 
 DEFAULT = TensorPolicy()
 LITERAL = TensorPolicy(nonfinite=NonFinite.LITERAL)
@@ -38,7 +48,7 @@ def request_of(header: bytes, blobs: bytes = b"", policy: TensorPolicy = DEFAULT
     length = options.pop("length", len(header))
     if not options:
         return parse_request(header + blobs, length, policy)
-    return run(DialectRequest.parse(memoryview(header + blobs), length, policy, recover=True, **options))
+    return run(parsing(header + blobs, length, policy, recover=True, **options))
 
 
 def json_request(*inputs: dict[str, Any], policy: TensorPolicy = DEFAULT, **top: Any) -> DialectRequest:
@@ -50,9 +60,9 @@ def json_input(name: str, datatype: str, shape: list[int], data: Any, **members:
 
 
 def body_of(request: DialectRequest, writer: Writer) -> Any:
-    text = b"".join(request.bound(writer).json_pieces())
-    assert request.bound(writer).small_json in (text, None)
-    assert run(request.bound(writer).json_bytes()) == len(text)
+    text = b"".join(writer(request).json_pieces())
+    assert writer(request).small_json in (text, None)
+    assert run(writer(request).json_bytes()) == len(text)
     return json.loads(text)
 
 
@@ -181,7 +191,7 @@ def test_octets_are_refused_by_element_for_mlflow_unless_the_policy_is_base64(wr
     blob = blob_of([b"abc", b"\xff\x00"])
     header = header_of(entry("s", "BYTES", [2], len(blob)))
     with pytest.raises(CodecError, match="input 's'.*element 1 is not UTF-8"):
-        request_of(header, blob).bound(writer)
+        writer(request_of(header, blob))
     body = body_of(request_of(header, blob, TensorPolicy(bytes=BytesPolicy.BASE64)), mlflow_instances())
     assert body == {"instances": ["YWJj", "/wA="]}
 
@@ -265,14 +275,14 @@ def test_nonfinite_values_follow_the_policy_in_every_input(in_json: bool) -> Non
     assert body_of(request, tensorflow_row(""))["instances"] == [1.0, None]
     assert request.nonfinite == 1
     request = parsed(LITERAL, -math.inf, math.nan, 2.0)
-    assert b"".join(request.bound(tensorflow_row("")).json_pieces()) == b'{"instances":[-Infinity,NaN,2.0]}'
+    assert b"".join(tensorflow_row("")(request).json_pieces()) == b'{"instances":[-Infinity,NaN,2.0]}'
     assert request.nonfinite == 2
 
 
 def test_literals_stand_in_rows_of_several_inputs_too() -> None:
     other = json_input("y", "FP64", [2, 1], [math.nan, 1.5])
     request = json_request(json_input("x", "FP16", [2], [1.5, -math.inf]), other, policy=LITERAL)
-    text = b"".join(request.bound(tensorflow_row("")).json_pieces())
+    text = b"".join(tensorflow_row("")(request).json_pieces())
     assert text == b'{"instances":[{"x":1.5,"y":[NaN]},{"x":-Infinity,"y":[1.5]}]}'
 
 
@@ -302,7 +312,7 @@ def test_what_a_form_cannot_say_is_refused_before_anything_is_made(
     writer: Writer, inputs: list[Any], words: str
 ) -> None:
     with pytest.raises(CodecError, match=words):
-        json_request(*inputs).bound(writer)
+        writer(json_request(*inputs))
 
 
 @pytest.mark.parametrize("shape", [[0], [2, 0], [1, 3, 0]])
@@ -376,8 +386,8 @@ def test_what_v2_refuses_is_refused_in_the_same_words(seed: int) -> None:
             damage(changed, dice)
         policy = TensorPolicy(nonfinite=NonFinite.LITERAL, bytes=BytesPolicy.BASE64)
         length = None if dice.random() < 0.2 else header_length
-        in_v2 = refusal(InferRequest.parse(memoryview(changed), length, policy, recover=True))
-        words = refusal(steps := kept(DialectRequest.parse(memoryview(changed), length, policy, recover=True)))
+        in_v2 = refusal(parsing_v2(memoryview(changed), length, policy, recover=True))
+        words = refusal(steps := kept(parsing(changed, length, policy, recover=True)))
         if words is not None:
             n_refused += 1
             assert in_v2 == words or b'"data"' in changed or length is None  # V2 does not judge all JSON
@@ -387,7 +397,7 @@ def test_what_v2_refuses_is_refused_in_the_same_words(seed: int) -> None:
         assert in_v2 is None or request.in_json
         for writer in (*FORMS, mlflow_dataframe_split()):
             with suppress(CodecError):
-                json.loads(b"".join(request.bound(writer).json_pieces()))
+                json.loads(b"".join(writer(request).json_pieces()))
     assert n_read > 50
     assert n_refused > 30
 
@@ -455,8 +465,7 @@ def test_request_says_what_the_client_asked_for() -> None:
 
 def test_binary_inputs_are_views_of_the_body() -> None:
     body = header_of(entry()) + bytes(range(16))
-    view = memoryview(body)
-    request = run(DialectRequest.parse(view, len(body) - 16, DEFAULT, recover=False))
+    request = run(parsing(body, len(body) - 16))
     assert request.inputs[0].blob.obj is body
 
 
@@ -479,7 +488,7 @@ def test_memory_is_asked_for_before_it_is_taken() -> None:
 def test_raw_body_is_the_only_input() -> None:
     def raw(body: bytes, datatype: str, shape: tuple[int, ...]) -> DialectRequest:
         described = ModelDescription((TensorDescription("x", DATATYPES[datatype], shape),))
-        return run(DialectRequest.parse_raw(memoryview(body), v2_metadata("m", described), DEFAULT))
+        return run(DialectRequest.parse(read_raw(memoryview(body), v2_metadata("m", described)), DEFAULT))
 
     request = raw(struct.pack("<4f", 1, 2, 3, 4), "FP32", (-1, 2))
     assert body_of(request, tensorflow_row("")) == {"instances": [[1, 2], [3, 4]]}
@@ -495,7 +504,7 @@ def test_steps_and_pieces_are_bounded_for_large_and_for_many_inputs() -> None:
     inputs.append(json_input("long", "FP64", [1, 40_000], [[0.123456789] * 40_000]))
     inputs.append(json_input("tall", "BYTES", [40_000, 1], [["some text"]] * 40_000))
     body = header_of(*inputs)
-    steps = DialectRequest.parse(memoryview(body), None, DEFAULT, recover=False)
+    steps = parsing(body)
     n_steps = 0
     while True:
         try:
@@ -505,15 +514,15 @@ def test_steps_and_pieces_are_bounded_for_large_and_for_many_inputs() -> None:
             break
         n_steps += 1
     assert n_steps > len(body) / 256 / 1024
-    pieces = list(request.bound(tensorflow_columnar("")).json_pieces())
+    pieces = list(tensorflow_columnar("")(request).json_pieces())
     assert max(map(len, pieces)) <= 1024 * 1024
     assert json.loads(b"".join(pieces))["inputs"] == {entry["name"]: entry["data"] for entry in inputs}
 
 
 def test_small_bodies_are_those_whose_json_is_small() -> None:
-    assert json_request(X).bound(tensorflow_row("")).small_json
+    assert tensorflow_row("")(json_request(X)).small_json
     deep = json_request(json_input("x", "UINT8", [2000, *[1] * 40], [1] * 2000))
-    assert deep.bound(tensorflow_row("")).small_json is None
+    assert tensorflow_row("")(deep).small_json is None
 
 
 @pytest.mark.parametrize("datatype", NUMERIC)

@@ -4,7 +4,17 @@ import json
 
 import pytest
 
-from gateway.codec import DATATYPES, DIALECTS, ModelDescription, TensorDescription, read_body, template_of
+from gateway.codec import (
+    DATATYPES,
+    DIALECTS,
+    AnswerForm,
+    Body,
+    ModelDescription,
+    Template,
+    TensorDescription,
+    steps_of,
+    tree_of,
+)
 from gateway.codec.dialects.description import UNKNOWN
 from gateway.errors import CodecError
 
@@ -13,7 +23,9 @@ INPUTS = (TensorDescription("x", DATATYPES["FP32"]),)
 
 
 def model(path: str = "/predict", error: str | None = None) -> ModelDescription:
-    template = template_of(path, read_body("$x", INPUTS), {"y": "$.y"}, error)
+    body = Body("$x", {"x": (None, None)})
+    steps = tuple(steps_of(error)) if error is not None else ()
+    template = Template(path, body, AnswerForm(paths=tree_of({"y": "$.y"})), steps)
     return ModelDescription(INPUTS, template=template)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import HeaderLimits, InferAnswer, InferRequest, OutputSelection, TensorPolicy, run
+from gateway.codec import HeaderLimits, InferAnswer, OutputSelection, TensorPolicy, run
 from gateway.codec.json.pieced import PIECE_SEGMENTS
 from gateway.errors import CodecError
-from tests.codec.walk import cut
+from tests.codec.walk import cut, parsing
 
 STEP_LINES = 40_000
 HEADER_LINES = 30_000  # 1 ms
@@ -144,7 +144,7 @@ def test_header_of_a_request_takes_few_lines(name: str, has_length: bool) -> Non
     assert len(text) <= HEADER_BYTES
     length = len(text) if has_length else None
     longest, _, error = _count(
-        InferRequest.parse(memoryview(text), length, TensorPolicy(), HeaderLimits(HEADER_BYTES), recover=True)
+        parsing(memoryview(text), length, TensorPolicy(), HeaderLimits(HEADER_BYTES), recover=True)
     )
     assert longest < HEADER_LINES
     assert (error is not None) == (name in REFUSED and (has_length or name != "empty inputs"))
@@ -172,7 +172,7 @@ def test_header_of_an_answer_takes_few_lines(name: str) -> None:
 def test_many_small_tensors_are_printed_in_pieces_of_few() -> None:
     text = REQUESTS["many inputs"]
     limits = HeaderLimits(HEADER_BYTES)
-    request = run(InferRequest.parse(memoryview(text), len(text), TensorPolicy(), limits, recover=False))
+    request = run(parsing(memoryview(text), len(text), TensorPolicy(), limits, recover=False))
     assert request is not None
     pieces = list(request.json_pieces())
     assert len(pieces) > 10

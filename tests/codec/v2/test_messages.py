@@ -12,7 +12,6 @@ from gateway.codec import (
     BytesPolicy,
     HalfPrecision,
     HeaderLimits,
-    InferRequest,
     NonFinite,
     TensorPolicy,
     run,
@@ -20,7 +19,7 @@ from gateway.codec import (
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.v2.requests import entry, header_of, parsed, sent
-from tests.codec.walk import backend_json, parse_request
+from tests.codec.walk import backend_json, parse_request, parsing
 
 ONLY_ONE = "Input must set only one of the following fields"
 
@@ -571,7 +570,7 @@ def test_output_that_the_request_puts_into_shared_memory_is_recorded() -> None:
 def with_limits(header: bytes, blobs: bytes, limits: HeaderLimits, header_length: int | None = None) -> Any:
     body = memoryview(header + blobs)
     length = len(header) if header_length is None else header_length
-    return run(InferRequest.parse(body, length if length >= 0 else None, TensorPolicy(), limits, recover=True))
+    return run(parsing(body, length if length >= 0 else None, TensorPolicy(), limits, recover=True))
 
 
 def test_more_inputs_or_outputs_than_the_limit_are_refused_with_the_key() -> None:
@@ -624,9 +623,7 @@ def test_memory_of_the_header_is_reserved_once_and_before_it_is_built() -> None:
     small = header_of(entry("x", "UINT8", [1], 1))
     for text, beside in ((header, len(header) - 10_000), (small, len(small))):
         asked: list[int] = []
-        steps = InferRequest.parse(
-            memoryview(text + b"\1"), len(text), TensorPolicy(), recover=False, reserve=asked.append
-        )
+        steps = parsing(memoryview(text + b"\1"), len(text), TensorPolicy(), recover=False, reserve=asked.append)
         assert run(steps) is not None
         assert len(asked) == 1
         assert beside - 10 <= asked[0] // HELD_PER_BYTE <= len(text)
@@ -643,7 +640,7 @@ def test_what_the_reservation_raises_passes_through() -> None:
     for header in (header_of(entry("x", "UINT8", [1], 1)), header_of(parameters={"binary_data_output": True})):
         for length in (len(header), None):
             with pytest.raises(NoRoomError):
-                run(InferRequest.parse(memoryview(header), length, TensorPolicy(), recover=True, reserve=reserve))
+                run(parsing(memoryview(header), length, TensorPolicy(), recover=True, reserve=reserve))
 
 
 @pytest.mark.slow
@@ -656,7 +653,7 @@ def test_parsed_header_takes_no_more_memory_than_was_reserved(header: bytes, mem
     reserved: list[int] = []
     tracemalloc.start()
     try:
-        run(InferRequest.parse(memoryview(text), len(text), TensorPolicy(), recover=False, reserve=reserved.append))
+        run(parsing(memoryview(text), len(text), TensorPolicy(), recover=False, reserve=reserved.append))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

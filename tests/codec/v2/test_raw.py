@@ -10,7 +10,7 @@ import pytest
 from gateway.codec import BytesPolicy, HalfPrecision, HeaderLimits, InferRequest, TensorPolicy, run
 from gateway.codec.json.items import RUN_BYTES
 from gateway.codec.json.members import HELD_PER_BYTE
-from gateway.codec.v2.raw import half_precision_outputs, raw_header
+from gateway.codec.v2.raw import half_precision_outputs, raw_header, read_raw
 from gateway.errors import CodecError
 from tests.codec.v2.test_header_steps import MEMBERS, filled, repeated
 
@@ -98,7 +98,8 @@ def test_half_precision_outputs_are_named() -> None:
 
 def raw(body: bytes | memoryview, text: bytes, policy: TensorPolicy | None = None) -> Any:
     """The JSON that a raw request becomes."""
-    request = run(InferRequest.parse_raw(memoryview(body), text, policy or TensorPolicy()))
+    request = run(InferRequest.parse(read_raw(memoryview(body), text), policy or TensorPolicy()))
+    assert request is not None
     assert request.selection.binary_by_default and not request.selection.named
     assert request.id == b"" and not request.header_recovered
     return json.loads(b"".join(request.json_pieces()))
@@ -128,21 +129,22 @@ def test_raw_bytes_that_are_no_text_or_too_long_are_refused() -> None:
 
 def test_raw_half_precision_is_promoted_where_the_backend_wants_it() -> None:
     policy = TensorPolicy(half_precision=HalfPrecision.PROMOTE)
-    request = run(InferRequest.parse_raw(memoryview(bytes(4)), metadata("FP16", [2]), policy))
-    assert request.promotes
-    assert not run(InferRequest.parse_raw(memoryview(bytes(8)), metadata("FP32", [2]), policy)).promotes
+    request = run(InferRequest.parse(read_raw(memoryview(bytes(4)), metadata("FP16", [2])), policy))
+    other = run(InferRequest.parse(read_raw(memoryview(bytes(8)), metadata("FP32", [2])), policy))
+    assert request is not None and request.promotes
+    assert other is not None and not other.promotes
     assert raw(bytes(4), metadata("FP16", [2]), policy)["inputs"][0]["datatype"] == "FP32"
 
 
 def test_raw_request_is_read_in_steps_and_asks_for_the_memory_of_its_copy() -> None:
     asked: list[int] = []
     body = memoryview(bytes(10_000_000))
-    steps = InferRequest.parse_raw(body, metadata("BYTES", [1]), TensorPolicy(), HeaderLimits(), reserve=asked.append)
+    steps = InferRequest.parse(read_raw(body, metadata("BYTES", [1]), reserve=asked.append), TensorPolicy())
     next(steps)
     assert len(asked) == 1
     assert len(body) < asked[0] < len(body) + 100_000
     assert sum(1 for _ in steps) > 10
-    run(InferRequest.parse_raw(body[:8], metadata("FP32", [2]), TensorPolicy(), reserve=asked.append))
+    run(InferRequest.parse(read_raw(body[:8], metadata("FP32", [2]), reserve=asked.append), TensorPolicy()))
     assert len(asked) == 2
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import InferRequest, TensorPolicy
+from gateway.codec import TensorPolicy
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.v2.requests import entry, header_of, parsed, sent
-from tests.codec.walk import backend_json, parse_request
+from tests.codec.walk import backend_json, parse_request, parsing
 
 
 @pytest.mark.rule("1.2", "1.3")
@@ -125,7 +125,7 @@ def test_blobs_are_taken_in_the_order_of_the_inputs_whatever_stands_between() ->
 def test_tensors_are_views_of_the_body() -> None:
     header = header_of(entry("a", "UINT8", [20_000], 20_000))
     body = bytearray(header + bytes(20_000))
-    steps = InferRequest.parse(memoryview(body), len(header), TensorPolicy(), recover=False)
+    steps = parsing(memoryview(body), len(header), TensorPolicy(), recover=False)
     with pytest.raises(StopIteration) as stop:
         while True:
             next(steps)
@@ -242,10 +242,7 @@ def test_no_piece_of_a_large_request_is_longer_than_a_mebibyte(datatype: str) ->
 def test_checking_a_large_request_is_done_in_steps() -> None:
     header = header_of(entry(shape=[4_000_000], size=16_000_000), entry("t", "BYTES", [1], 10_000_004))
     body = memoryview(header + bytes(16_000_000) + struct.pack("<I", 10_000_000) + b"x" * 10_000_000)
-    assert (
-        sum(1 for _ in InferRequest.parse(body, len(header), TensorPolicy(), recover=False))
-        >= 10_000_000 // PIECE_BYTES
-    )
+    assert sum(1 for _ in parsing(body, len(header), TensorPolicy(), recover=False)) >= 10_000_000 // PIECE_BYTES
 
 
 def test_small_request_is_one_piece() -> None:
