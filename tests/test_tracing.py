@@ -20,7 +20,7 @@ from gateway.exchange import Attempt, Exchange
 from gateway.headers import Headers
 from gateway.policy.trace_context import Trace
 from gateway.telemetry import tracing
-from gateway.telemetry.spans import DETAIL_CHARACTERS, PATH_CHARACTERS, _route_of, _Spans
+from gateway.telemetry.spans import DETAIL_CHARACTERS, PATH_CHARACTERS, _route_of, spans_of
 from gateway.telemetry.tracing import REASON_CHARACTERS, Tracing
 from tests.collector import collecting
 
@@ -35,9 +35,9 @@ def exchange(path: str = "/v2/models/m/infer", **fields: object) -> Exchange:
     return made
 
 
-def spans_of(finished: Exchange) -> list[ReadableSpan]:
+def made_of(finished: Exchange) -> list[ReadableSpan]:
     assert finished.trace is not None
-    return _Spans(finished, finished.trace, Resource.create({})).all()
+    return spans_of(Resource.create({}), finished, finished.trace)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def spans_of(finished: Exchange) -> list[ReadableSpan]:
 )
 def test_names_of_spans_have_few_values(path: str, route: str | None) -> None:
     assert _route_of(path) == route
-    (span,) = spans_of(exchange(f"{path}?token=secret"))
+    (span,) = made_of(exchange(f"{path}?token=secret"))
     assert span.name == ("POST" if route is None else f"POST {route}")
     assert span.attributes is not None
     assert span.attributes["url.path"] == path
@@ -72,7 +72,7 @@ def test_names_of_spans_have_few_values(path: str, route: str | None) -> None:
     ],
 )
 def test_a_call_of_grpc_has_the_names_of_its_conventions(path: str, route: str, name: str) -> None:
-    (span,) = spans_of(exchange(path, route=route, protocol="grpc", rpc_status="NOT_FOUND", status=404))
+    (span,) = made_of(exchange(path, route=route, protocol="grpc", rpc_status="NOT_FOUND", status=404))
     assert span.name == name
     assert span.attributes is not None
     own = {key: value for key, value in span.attributes.items() if key.startswith(("rpc.", "url.", "http.resp"))}
@@ -86,7 +86,7 @@ def test_a_call_of_grpc_has_the_names_of_its_conventions(path: str, route: str, 
 
 
 def test_where_no_route_matched_a_path_names_nothing() -> None:
-    (span,) = spans_of(exchange(route="none", status=404, error=ErrorKind.NO_ROUTE))
+    (span,) = made_of(exchange(route="none", status=404, error=ErrorKind.NO_ROUTE))
     assert span.name == "POST"
 
 
@@ -107,7 +107,7 @@ def test_where_no_route_matched_a_path_names_nothing() -> None:
 def test_a_span_has_failed_where_its_client_is_not_to_blame(
     kind: ErrorKind | None, status: int, is_error: bool
 ) -> None:
-    (span,) = spans_of(exchange(status=status, error=kind, detail="x" * 10_000))
+    (span,) = made_of(exchange(status=status, error=kind, detail="x" * 10_000))
     assert span.status.status_code is (StatusCode.ERROR if is_error else StatusCode.UNSET)
     assert len(span.status.description or "") == (DETAIL_CHARACTERS if is_error else 0)
 
@@ -118,7 +118,7 @@ def test_no_child_reaches_outside_of_its_request() -> None:
         Attempt("https://[::1]/base", NOW_S + 1, code="timeout"),  # not over when the exchange was recorded
     ]
     finished = exchange(attempts=attempts, request_codec_s=9.0, request_codec_at_s=time.perf_counter() - 3)
-    *children, server = spans_of(finished)
+    *children, server = made_of(finished)
     assert [child.kind for child in children] == [SpanKind.CLIENT, SpanKind.CLIENT, SpanKind.INTERNAL]
     assert server.start_time is not None
     assert server.end_time is not None
@@ -181,7 +181,7 @@ async def test_an_endpoint_without_a_path_is_that_of_a_collector(
 
 def test_a_call_that_the_client_did_not_wait_for_is_no_failure_of_the_endpoint() -> None:
     left = exchange(attempts=[Attempt("http://e:1", NOW_S)], status=499, error=ErrorKind.CLIENT_CLOSED)
-    attempt, _ = spans_of(left)
+    attempt, _ = made_of(left)
     assert attempt.status.status_code is StatusCode.UNSET
     assert attempt.attributes is not None
     assert attempt.attributes["error.type"] == "client_closed"
@@ -189,7 +189,7 @@ def test_a_call_that_the_client_did_not_wait_for_is_no_failure_of_the_endpoint()
 
 def test_long_paths_are_cut() -> None:
     path = f"/{'x' * 8000}"
-    attempt, server = spans_of(exchange(path, attempts=[Attempt("http://e:1", NOW_S, code="200", target=path)]))
+    attempt, server = made_of(exchange(path, attempts=[Attempt("http://e:1", NOW_S, code="200", target=path)]))
     assert attempt.attributes is not None
     assert server.attributes is not None
     assert attempt.attributes["url.full"] == f"http://e:1{path[:PATH_CHARACTERS]}"

@@ -1,4 +1,4 @@
-"""Makes the spans of a request from its finished exchange, and sends them to a collector (OTLP over HTTP).
+"""Makes the spans of a request from its finished exchange, for a collector (OTLP over HTTP).
 
 The request has a span of kind server; below it each attempt has a span of kind client, and the codec's work on the
 request and on the answer one each. Names follow OpenTelemetry's conventions for HTTP, or for gRPC; names of the
@@ -9,6 +9,9 @@ Imported only where tracing is configured (`tracing`). Not here: ids, and which 
 import os
 import re
 import time
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
@@ -54,36 +57,23 @@ _MODEL_PATH = re.compile(
 )
 _OTHER_PATHS = frozenset({"/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index"})
 
-Attributes = dict[str, str | int | float | None]
-"""Of a span; None for what does not apply to it."""
+_codec_times_of = {
+    direction: attrgetter(*(f"{direction}_codec_{part}" for part in ("s", "at_s", "until_s")))
+    for direction in ("request", "response")
+}
+
+Described = tuple[str, dict[str, Any], Status]
+"""A span's name, its attributes (None for what does not apply to it), and its status."""
 
 
-class SpanExport:
-    """Sends spans of requests to a collector, from a thread of its own."""
-
-    def __init__(self, settings: config.Tracing) -> None:
-        """Connects only when there are spans."""
-        endpoint = settings.endpoint if urlsplit(settings.endpoint).path else f"{settings.endpoint}/v1/traces"
-        session = requests.Session()
-        session.stream = True
-        session.hooks["response"].append(_take_answer)
-        exporter = OTLPSpanExporter(endpoint, headers=settings.headers, timeout=EXPORT_S, session=session)
-        self._processor = BatchSpanProcessor(exporter, QUEUE_SPANS, SEND_EVERY_S * 1000, BATCH_SPANS)
-        self._resource = Resource.create(
-            {"service.name": settings.service_name, "service.version": __version__, "process.pid": os.getpid()}
-        )
-
-    def add(self, exchange: Exchange) -> None:
-        """Queue the spans of a finished *exchange* that has a trace."""
-        trace = exchange.trace
-        assert trace is not None
-        spans = _Spans(exchange, trace, self._resource)
-        for span in spans.all():
-            self._processor.on_end(span)
-
-    def close(self) -> None:
-        """Send the spans that wait, and wait until they are sent."""
-        self._processor.shutdown()  # type: ignore[no-untyped-call]
+def processor_of(settings: config.Tracing) -> BatchSpanProcessor:
+    """Sends spans to a collector, from a thread of its own; connects only when there are spans."""
+    endpoint = settings.endpoint if urlsplit(settings.endpoint).path else f"{settings.endpoint}/v1/traces"
+    session = requests.Session()
+    session.stream = True
+    session.hooks["response"].append(_take_answer)
+    exporter = OTLPSpanExporter(endpoint, headers=settings.headers, timeout=EXPORT_S, session=session)
+    return BatchSpanProcessor(exporter, QUEUE_SPANS, SEND_EVERY_S * 1000, BATCH_SPANS)
 
 
 def _take_answer(response: requests.Response, **_: object) -> None:
@@ -97,153 +87,130 @@ def _take_answer(response: requests.Response, **_: object) -> None:
         raise requests.HTTPError(f"it answered {response.status_code}, a redirect to {target}")
 
 
-class _Spans:
-    """The spans of one exchange, made as `ReadableSpan`: a span started by the SDK would get other ids and times."""
+def resource_of(service_name: str) -> Resource:
+    """What all spans say of this process."""
+    return Resource.create({"service.name": service_name, "service.version": __version__, "process.pid": os.getpid()})
 
-    def __init__(self, exchange: Exchange, trace: Trace, resource: Resource) -> None:
-        self._exchange = exchange
-        self._resource = resource
-        self._trace_id = int(trace.trace_id, 16)
-        self._state = TraceState.from_header([trace.state]) if trace.state else None
-        self._own = self._context(trace.span_id)
-        self._parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
-        # the differences between the wall clock and the two clocks of the exchange's times
-        now_ns = time.time_ns()
-        self._loop_ns = now_ns - time.monotonic_ns()
-        self._codec_ns = now_ns - time.perf_counter_ns()
-        self._start_ns = self._at(exchange.started_s)
-        self._end_ns = self._at(exchange.started_s + exchange.seconds)
 
-    def all(self) -> list[ReadableSpan]:
-        """All spans. The request's own is the last, so that a collector that has it has the others, too."""
-        exchange = self._exchange
-        spans = []
-        n_earlier = 0
-        for attempt in exchange.attempts:
-            if attempt.is_joined:  # its span is in the trace of another request of the batch
-                continue
-            spans.append(self._attempt(attempt, n_earlier))
+def spans_of(resource: Resource, exchange: Exchange, trace: Trace) -> list[ReadableSpan]:
+    """All spans of *exchange*, made at its end: spans started by the SDK would get other ids, and cost twice as much.
+
+    The request's own is the last, so that a collector that has it has the others, too. Others are cut to its time,
+    which rounding and a second clock may exceed a little.
+    """
+    trace_id, state = int(trace.trace_id, 16), TraceState.from_header([trace.state]) if trace.state else None
+    now_ns = time.time_ns()
+    loop_ns, codec_ns = now_ns - time.monotonic_ns(), now_ns - time.perf_counter_ns()
+    first_ns = loop_ns + int(exchange.started_s * 1e9)
+    last_ns = first_ns + int(exchange.seconds * 1e9)
+
+    def context(span_id: str, *, is_remote: bool = False) -> SpanContext:
+        return SpanContext(trace_id, int(span_id, 16), is_remote, _SAMPLED, state)
+
+    def span(
+        described: Described, kind: SpanKind, own: SpanContext, parent: SpanContext | None, start_ns: int, end_ns: int
+    ) -> ReadableSpan:
+        name, attributes, status = described
+        start_ns = min(max(start_ns, first_ns), last_ns)
+        return ReadableSpan(
+            name,
+            own,
+            parent,
+            resource,
+            {key: value for key, value in attributes.items() if value is not None},
+            kind=kind,
+            status=status,
+            start_time=start_ns,
+            end_time=min(max(end_ns, start_ns), last_ns),
+            instrumentation_scope=_SCOPE,
+        )
+
+    own = context(trace.span_id)
+    spans = []
+    n_earlier = 0
+    for attempt in exchange.attempts:
+        if not attempt.is_joined:  # else its span is in the trace of another request of the batch
+            start_ns = loop_ns + int(attempt.started_s * 1e9)
+            described, child = _attempt(exchange.backend, attempt, n_earlier), context(attempt.span_id or new_span_id())
+            spans.append(span(described, SpanKind.CLIENT, child, own, start_ns, start_ns + int(attempt.seconds * 1e9)))
             n_earlier += not attempt.is_metadata
-        for direction, work_s, at_s, until_s in (
-            ("request", exchange.request_codec_s, exchange.request_codec_at_s, exchange.request_codec_until_s),
-            ("response", exchange.response_codec_s, exchange.response_codec_at_s, exchange.response_codec_until_s),
-        ):
-            if at_s:
-                spans.append(self._codec(direction, work_s, at_s, max(until_s, at_s + work_s)))
-        spans.append(self._request())
-        return spans
+    for described, at_s, until_s in _codec(exchange):
+        start_ns, end_ns = codec_ns + int(at_s * 1e9), codec_ns + int(until_s * 1e9)
+        spans.append(span(described, SpanKind.INTERNAL, context(new_span_id()), own, start_ns, end_ns))
+    parent = context(trace.parent_id, is_remote=True) if trace.parent_id else None
+    spans.append(span(_request(exchange), SpanKind.SERVER, own, parent, first_ns, last_ns))
+    return spans
 
-    def _request(self) -> ReadableSpan:
-        exchange = self._exchange
-        name, attributes = self._of_grpc() if exchange.protocol == "grpc" else self._of_http()
-        attributes |= {
-            "client.address": exchange.client,
-            "http.request.body.size": exchange.client_request_bytes,
-            "http.response.body.size": exchange.client_response_bytes,
-            "tensor_gateway.request_id": exchange.request_id,
-            "tensor_gateway.route": exchange.route,
-            "tensor_gateway.backend": exchange.backend,
-            "tensor_gateway.model": exchange.model,
+
+def _request(exchange: Exchange) -> Described:
+    path, is_routed, error = exchange.path.partition("?")[0], exchange.route != "none", exchange.error
+    if exchange.protocol == "grpc":
+        name = path.removeprefix("/") if is_routed else "_OTHER"
+        attributes: dict[str, Any] = {
+            "rpc.system.name": "grpc",
+            "rpc.system": "grpc",  # its older name
+            "rpc.method": name,
+            "rpc.response.status_code": exchange.rpc_status or None,
         }
-        status = _UNSET
-        if (error := exchange.error) is not None:
-            blame = blame_of(error, exchange.status)
-            attributes |= {"error.type": error.label, "tensor_gateway.reason": error.label}
-            attributes["tensor_gateway.blame"] = blame.value
-            if blame is not Blame.CLIENT:
-                status = Status(StatusCode.ERROR, exchange.detail[:DETAIL_CHARACTERS] or None)
-        return self._span(name, SpanKind.SERVER, attributes, self._start_ns, self._end_ns, status)
-
-    def _of_http(self) -> tuple[str, Attributes]:
-        """The name of the request's span, and the attributes of requests over HTTP alone."""
-        exchange = self._exchange
-        path = exchange.path.partition("?")[0]
-        route = _route_of(path) if exchange.route != "none" else None
-        return exchange.method if route is None else f"{exchange.method} {route}", {
+    else:
+        route = _route_of(path) if is_routed else None
+        name = exchange.method if route is None else f"{exchange.method} {route}"
+        attributes = {
             "http.request.method": exchange.method,
             "url.scheme": exchange.scheme,
             "url.path": path[:PATH_CHARACTERS],
             "http.response.status_code": exchange.status or None,
             "http.route": route,
         }
+    attributes |= {
+        "client.address": exchange.client,
+        "http.request.body.size": exchange.client_request_bytes,
+        "http.response.body.size": exchange.client_response_bytes,
+        "tensor_gateway.request_id": exchange.request_id,
+        "tensor_gateway.route": exchange.route,
+        "tensor_gateway.backend": exchange.backend,
+        "tensor_gateway.model": exchange.model,
+    }
+    status = _UNSET
+    if error is not None:
+        blame = blame_of(error, exchange.status)
+        attributes |= {"error.type": error.label, "tensor_gateway.reason": error.label}
+        attributes["tensor_gateway.blame"] = blame.value
+        if blame is not Blame.CLIENT:
+            status = Status(StatusCode.ERROR, exchange.detail[:DETAIL_CHARACTERS] or None)
+    return name, attributes, status
 
-    def _of_grpc(self) -> tuple[str, Attributes]:
-        """The name of the request's span, and the attributes for gRPC alone, with the older name of `rpc.system`."""
-        exchange = self._exchange
-        call = exchange.path.removeprefix("/") if exchange.route != "none" else "_OTHER"
-        return call, {
-            "rpc.system.name": "grpc",
-            "rpc.system": "grpc",
-            "rpc.method": call,
-            "rpc.response.status_code": exchange.rpc_status or None,
-        }
 
-    def _attempt(self, attempt: Attempt, n_earlier: int) -> ReadableSpan:
-        exchange = self._exchange
-        endpoint = urlsplit(attempt.endpoint)
-        failure = _failure(attempt)
-        attributes: Attributes = {
-            "http.request.method": attempt.method,
-            "url.full": f"{endpoint.scheme}://{endpoint.netloc}{attempt.target.partition('?')[0][:PATH_CHARACTERS]}",
-            "server.address": endpoint.hostname or "",
-            "server.port": endpoint.port or (443 if endpoint.scheme == "https" else 80),
-            "http.request.body.size": attempt.request_bytes,
-            "http.response.body.size": attempt.response_bytes,
-            "http.request.resend_count": n_earlier if n_earlier and not attempt.is_metadata else None,
-            "http.response.status_code": int(attempt.code) if attempt.code.isdecimal() else None,
-            "error.type": failure or None,
-            "tensor_gateway.backend": exchange.backend,
-            "tensor_gateway.endpoint": attempt.endpoint,
-            "tensor_gateway.queue_seconds": attempt.queue_s or None,
-            "tensor_gateway.first_byte_seconds": attempt.first_byte_s,
-            "tensor_gateway.connection": attempt.connection,
-        }
-        start_ns, end_ns = self._at(attempt.started_s), self._at(attempt.started_s + attempt.seconds)
-        status = _UNSET if failure in ("", ErrorKind.CLIENT_CLOSED.label) else Status(StatusCode.ERROR)
-        span_id = attempt.span_id or new_span_id()
-        return self._span(attempt.method, SpanKind.CLIENT, attributes, start_ns, end_ns, status, span_id)
+def _attempt(backend: str, attempt: Attempt, n_earlier: int) -> Described:
+    endpoint = urlsplit(attempt.endpoint)
+    failure = _failure(attempt)
+    attributes = {
+        "http.request.method": attempt.method,
+        "url.full": f"{endpoint.scheme}://{endpoint.netloc}{attempt.target.partition('?')[0][:PATH_CHARACTERS]}",
+        "server.address": endpoint.hostname or "",
+        "server.port": endpoint.port or (443 if endpoint.scheme == "https" else 80),
+        "http.request.body.size": attempt.request_bytes,
+        "http.response.body.size": attempt.response_bytes,
+        "http.request.resend_count": n_earlier if n_earlier and not attempt.is_metadata else None,
+        "http.response.status_code": int(attempt.code) if attempt.code.isdecimal() else None,
+        "error.type": failure or None,
+        "tensor_gateway.backend": backend,
+        "tensor_gateway.endpoint": attempt.endpoint,
+        "tensor_gateway.queue_seconds": attempt.queue_s or None,
+        "tensor_gateway.first_byte_seconds": attempt.first_byte_s,
+        "tensor_gateway.connection": attempt.connection,
+    }
+    status = _UNSET if failure in ("", ErrorKind.CLIENT_CLOSED.label) else Status(StatusCode.ERROR)
+    return attempt.method, attributes, status
 
-    def _codec(self, direction: str, work_s: float, at_s: float, until_s: float) -> ReadableSpan:
-        exchange = self._exchange
-        datatypes = exchange.input_datatypes if direction == "request" else exchange.output_datatypes
-        attributes: Attributes = {"tensor_gateway.codec_seconds": work_s, "tensor_gateway.tensors": len(datatypes)}
-        start_ns, end_ns = self._codec_ns + int(at_s * 1e9), self._codec_ns + int(until_s * 1e9)
-        return self._span(f"codec {direction}", SpanKind.INTERNAL, attributes, start_ns, end_ns, _UNSET, new_span_id())
 
-    def _span(
-        self,
-        name: str,
-        kind: SpanKind,
-        attributes: Attributes,
-        start_ns: int,
-        end_ns: int,
-        status: Status,
-        child_id: str = "",
-    ) -> ReadableSpan:
-        """The request's own span, or a child of it that has *child_id*.
-
-        A child is cut to the request's time, which rounding and a second clock may exceed a little.
-        """
-        start_ns = min(max(start_ns, self._start_ns), self._end_ns)
-        return ReadableSpan(
-            name,
-            self._context(child_id) if child_id else self._own,
-            self._own if child_id else self._parent,
-            self._resource,
-            {key: value for key, value in attributes.items() if value is not None},
-            kind=kind,
-            status=status,
-            start_time=start_ns,
-            end_time=min(max(end_ns, start_ns), self._end_ns),
-            instrumentation_scope=_SCOPE,
-        )
-
-    def _context(self, span_id: str, *, is_remote: bool = False) -> SpanContext:
-        return SpanContext(self._trace_id, int(span_id, 16), is_remote, _SAMPLED, self._state)
-
-    def _at(self, loop_s: float) -> int:
-        """Nanoseconds since 1970 of a time of the event loop's clock, which is `time.monotonic`."""
-        return self._loop_ns + int(loop_s * 1e9)
+def _codec(exchange: Exchange) -> Iterator[tuple[Described, float, float]]:
+    """The spans of the codec's work, with begin and end by `time.perf_counter`."""
+    for direction, datatypes in (("request", exchange.input_datatypes), ("response", exchange.output_datatypes)):
+        work_s, at_s, until_s = _codec_times_of[direction](exchange)
+        if at_s:
+            attributes = {"tensor_gateway.codec_seconds": work_s, "tensor_gateway.tensors": len(datatypes)}
+            yield (f"codec {direction}", attributes, _UNSET), at_s, max(until_s, at_s + work_s)
 
 
 def _failure(attempt: Attempt) -> str:

@@ -10,6 +10,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 
 from gateway import config
@@ -50,13 +51,14 @@ class Tracing:
         """Raises `ConfigError` if the extra is not installed."""
         if not _is_installed():
             raise ConfigError(f"tracing: {_MISSING}")
-        from gateway.telemetry.spans import SpanExport  # noqa: PLC0415  an extra, and half a second of imports
+        from gateway.telemetry import spans  # noqa: PLC0415  an extra, and half a second of imports
 
         self.settings = settings
         self._complaints = _Complaints(settings.endpoint)
         logging.getLogger("opentelemetry").addHandler(self._complaints)
         logging.getLogger("opentelemetry").propagate = False
-        self._export = SpanExport(settings)
+        self._processor = spans.processor_of(settings)
+        self._spans_of = partial(spans.spans_of, spans.resource_of(settings.service_name))
 
     def begin(self, headers: Headers) -> Trace:
         """The trace of a request with *headers*."""
@@ -65,7 +67,8 @@ class Tracing:
     def record(self, exchange: Exchange) -> None:
         """Let the spans of a finished *exchange* be sent, if its trace is sampled. Never waits."""
         if exchange.trace is not None and exchange.trace.is_sampled:
-            self._export.add(exchange)
+            for span in self._spans_of(exchange, exchange.trace):
+                self._processor.on_end(span)
 
     async def close(self) -> None:
         """Send the spans that wait, for `FLUSH_S` at most."""
@@ -73,7 +76,7 @@ class Tracing:
         flushed = asyncio.Event()
 
         def flush() -> None:
-            self._export.close()
+            self._processor.shutdown()  # type: ignore[no-untyped-call]
             logging.getLogger("opentelemetry").removeHandler(self._complaints)
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(flushed.set)
