@@ -10,8 +10,8 @@ from gateway.config import parse
 from gateway.exchange import Attempt, Exchange
 from gateway.process.admin import AdminListener
 from gateway.telemetry.counting import MAX_MODELS
+from gateway.telemetry.exposition import PIECE_SAMPLES
 from gateway.telemetry.reading import EndpointReading
-from gateway.telemetry.sums import PIECE_LINES
 from tests.counted import Metrics
 
 N_ROUTES = 10
@@ -54,7 +54,7 @@ def blocks(text: bytes) -> dict[bytes, list[bytes]]:
 def test_no_piece_of_a_scrape_is_large() -> None:
     sizes = [piece.count("\n") for piece in many_models(MAX_MODELS).exposition()]
     assert sum(sizes) > N_ROUTES * MAX_MODELS * CHILD_SAMPLES
-    assert max(sizes) < PIECE_LINES + CHILD_SAMPLES
+    assert max(sizes) < PIECE_SAMPLES + CHILD_SAMPLES
 
 
 async def test_other_work_runs_between_the_pieces_of_a_scrape() -> None:
@@ -88,10 +88,10 @@ async def test_other_work_runs_between_the_pieces_of_a_scrape() -> None:
 
 
 def test_the_gauges_of_many_endpoints_are_written_in_pieces_too() -> None:
-    n_endpoints = 20 * PIECE_LINES
+    n_endpoints = 20 * PIECE_SAMPLES
     readings = [EndpointReading("b", f"http://e{each}", True, False, busy=0, idle=0) for each in range(n_endpoints)]
     pieces = list(Metrics(lambda: readings).exposition())
-    assert max(piece.count("\n") for piece in pieces) < PIECE_LINES + CHILD_SAMPLES
+    assert max(piece.count("\n") for piece in pieces) < PIECE_SAMPLES + CHILD_SAMPLES
     text = "".join(pieces)
     assert text.count("\ntensor_gateway_endpoint_up{") == n_endpoints
     assert text.count("# TYPE tensor_gateway_endpoint_up gauge\n") == 1

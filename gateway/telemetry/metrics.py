@@ -18,10 +18,11 @@ import msgspec
 
 from gateway import __version__
 from gateway.telemetry.counting import Batch
+from gateway.telemetry.exposition import exposition
 from gateway.telemetry.processes import usage_of_all
 from gateway.telemetry.reading import Reading
 from gateway.telemetry.recent import Failures, Recent
-from gateway.telemetry.sums import FAMILIES, GAUGES, MINUTE, Row, Table, exposition
+from gateway.telemetry.sums import FAMILIES, GAUGES, MINUTE, Row, Table
 
 SHOWN_CLIENTS = 10
 """How many names of tokens the status page shows."""

@@ -1,13 +1,11 @@
-"""The table of sums: what is counted, a row for each series, and a scrape's text of it.
+"""The table of sums: what is counted, a row for each series.
 
 Each process that serves clients adds its finished requests to such a table. With several workers the tables are sent to
-the supervisor and added up there as they are. Not here: what is counted in which row (`counting`), who reads it
-(`metrics`, and `recent` for the last minute).
+the supervisor and added up there as they are. Not here: what is counted in which row (`counting`), and who reads it
+(`metrics`, `exposition`, and `recent` for the last minute).
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Iterable
 from math import inf
 from operator import add
 from typing import NamedTuple
@@ -20,10 +18,6 @@ Cells = list[float]
 
 MINUTE = "minute"
 """The name of rows that are no metric: counters for the last minute, see `recent`."""
-
-PIECE_LINES = 100
-"""About how many lines of a scrape are written in one go. 200 models on ten routes have 43,000, which would hold the
-loop for 0.1 s."""
 
 _SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
 # Neighbouring bounds differ by a factor of 2.5 at most, so a quantile is off by this factor at most.
@@ -109,54 +103,3 @@ class Table(dict[Row, Cells]):
         """Add *rows* to the sums, cell by cell."""
         for row, cells in rows:
             self[row] = list(map(add, self[row], cells))
-
-
-def exposition(families: Iterable[Family], rows: Mapping[Row, Cells], kind: str = "counter") -> Iterator[str]:
-    """The text of *families* for Prometheus, a series for each of their *rows*, in pieces of some `PIECE_LINES`.
-
-    *kind* is the type of families without buckets. Requests may be counted between two pieces.
-    """
-    by_name: defaultdict[str, list[tuple[Row, Cells]]] = defaultdict(list)
-    for row, cells in rows.items():
-        by_name[str(row[0])].append((row[1:], cells))
-    for family in families:
-        name = family.name if family.name.startswith("process_") else f"tensor_gateway_{family.name}"
-        if not family.bounds and kind == "counter":
-            name += "_total"
-        lines = [f"# HELP {name} {family.help}", f"# TYPE {name} {'histogram' if family.bounds else kind}"]
-        for values, cells in by_name[family.name]:
-            labels = [f'{label}="{_escaped(value)}"' for label, value in zip(family.labels, values, strict=True)]
-            if family.bounds:
-                lines += _histogram(name, labels, BOUNDS[family.name], cells)
-            else:
-                lines.append(_sample(name, labels, cells[0]))
-            if len(lines) >= PIECE_LINES:
-                yield "\n".join([*lines, ""])
-                lines = []
-        if lines:
-            yield "\n".join([*lines, ""])
-
-
-def _histogram(name: str, labels: list[str], bounds: Iterable[float], cells: Cells) -> Iterator[str]:
-    *buckets, total = cells
-    counts = list(accumulate(buckets))
-    for bound, count in zip(bounds, counts, strict=True):
-        yield _sample(f"{name}_bucket", [*labels, f'le="{_number(bound)}"'], count)
-    yield _sample(f"{name}_count", labels, counts[-1])
-    yield _sample(f"{name}_sum", labels, total)
-
-
-def _sample(name: str, labels: list[str], value: float) -> str:
-    return f"{name}{{{','.join(sorted(labels))}}} {_number(value)}" if labels else f"{name} {_number(value)}"
-
-
-def _escaped(value: str | int) -> str:
-    return str(value).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _number(value: float) -> str:
-    """*value* as Prometheus' own programs write it, which tells a bucket from another by this text."""
-    if value < 1e6 or value == inf:
-        return "+Inf" if value == inf else str(float(value))
-    mantissa, exponent = f"{value:.16e}".split("e")
-    return f"{mantissa.rstrip('0').removesuffix('.')}e{exponent}"
