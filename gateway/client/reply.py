@@ -201,8 +201,7 @@ class Reply:
         is_old = self._request.version < (1, 1)
         self._is_bodiless = status in _BODILESS or self._request.method == "HEAD"
         self._is_chunked = length is None and not is_old and not self._is_bodiless
-        if connection.keeps_alive and self._is_last(length):
-            connection.keeps_alive = False
+        self._decide(length)
         lines = [f"HTTP/1.{0 if is_old else 1} {status} {_phrase(status, reason)}"]
         if ready:
             lines.append(ready)
@@ -211,16 +210,11 @@ class Reply:
         if self._timing is not None:
             lines.append(f"Server-Timing: {self._timing(exchange)}")
         self._add_framing(lines, None if status == 204 else length, is_old=is_old)
-        said = "\r\n".join(lines).lower()
-        if "\r\nserver:" not in said:
-            lines.append("Server: tensor-gateway")
-        if "\r\ndate:" not in said:
-            lines.append(_date(int(time.time())))
         self.has_begun = connection.is_answered = True
         exchange.status = status
         if status >= 400 and exchange.error is None:
             exchange.error = ErrorKind.BACKEND_ERROR  # the gateway's own errors are set before
-        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+        return _finished("\r\n".join(lines))
 
     def _add_framing(self, lines: list[str], length: int | None, *, is_old: bool) -> None:
         """Add to *lines* the fields for the body's end and for the connection (RFC 9112 sections 6 and 9)."""
@@ -233,14 +227,16 @@ class Reply:
         elif is_old:
             lines.append("Connection: keep-alive")
 
-    def _is_last(self, length: int | None) -> bool:
-        """Whether the connection cannot serve another request behind this reply."""
-        return (
-            (not self._connection.has_arrived and self._connection.is_left_over)
+    def _decide(self, length: int | None) -> None:
+        """Decide whether the connection serves another request behind this reply, as far as it is not decided yet."""
+        connection = self._connection
+        if (
+            (not connection.has_arrived and connection.is_left_over)
             or self._is_draining()
             # a body without length that is not chunked ends with the connection
             or (length is None and not self._is_chunked and not self._is_bodiless)
-        )
+        ):
+            connection.keeps_alive = False
 
 
 def _phrase(status: int, reason: str) -> str:
@@ -257,7 +253,17 @@ def _line(name: str, value: str) -> str:
     return line
 
 
+def _finished(lines: str) -> bytes:
+    """The head that *lines* are, with `Server` and `Date` if they are missing."""
+    said = lines.lower()
+    if "\r\nserver:" not in said:
+        lines += "\r\nServer: tensor-gateway"
+    if "\r\ndate:" not in said:
+        lines += _date(int(time.time()))
+    return f"{lines}\r\n\r\n".encode()
+
+
 @lru_cache(maxsize=1)
 def _date(now_s: int) -> str:
-    """The `Date` header of this second."""
-    return f"Date: {formatdate(now_s, usegmt=True)}"
+    """The `Date` header of this second, as a line behind others."""
+    return f"\r\nDate: {formatdate(now_s, usegmt=True)}"
