@@ -1,4 +1,4 @@
-"""Explains in words why an address cannot be listened on: which process has it, and how to choose another address.
+"""Explains in words that an address is taken: by which process, and how to choose another address.
 
 The process is found in Linux's /proc, as far as this user may read it; on other systems it is not named. Not here:
 listening (`client.listeners`).
@@ -7,19 +7,14 @@ listening (`client.listeners`).
 import errno
 import ipaddress
 import os
-import pwd
 import re
 import socket
-import time
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from gateway.config import Address, Config
-
-SEARCH_S = 1.0
-"""How long the process that has an address is looked for; on a large machine there may be 100,000 descriptors."""
 
 TRIED_PORTS = 20
 """How many ports after a taken one are tried, to suggest a free one."""
@@ -30,76 +25,43 @@ MAX_NAME = 60
 _PROC = Path("/proc")
 _LISTENS = "0A"  # of TCP, in /proc/net/tcp
 _ACCEPTS = 0x10000  # __SO_ACCEPTCON, in /proc/net/unix
+_TAKEN = os.strerror(errno.EADDRINUSE).lower()
 _COMMANDS = ("serve", "demo")
 _INTERPRETER = re.compile(r"(python|pypy|node|ruby|perl)[\d.]*")
-
 
 COMMAND_LINE, FILE = "--{} ", "{}: "
 """The words before an address with which a user says where to listen, on the command line and in a file."""
 
 
 def explained(error: OSError, config: Config, said_by: str) -> OSError:
-    """*error* of a start with *config*; if addresses cannot be listened on, with an explaining line for each.
+    """*error* of a start with *config*; if addresses are taken, with an explaining line for each.
 
     *said_by*: `COMMAND_LINE` or `FILE`.
     """
+    if error.errno != errno.EADDRINUSE:
+        return error
     lines: list[str] = []
     suggested: set[int] = set()
     for key, address in (("admin", config.admin), ("listen", config.listen), ("grpc", config.grpc)):
         if address is None:
             continue
-        said = f"cannot listen on {address}: "
-        if (error.strerror or "").startswith(said):
-            lines.insert(0, f"{error.strerror}{_hint(error.errno, address, said_by.format(key), suggested)}")
-        elif error.errno == errno.EADDRINUSE and user_of(address):  # taken, too: the next start would fail here
-            reason = os.strerror(errno.EADDRINUSE).lower()
-            lines.append(f"{said}{reason}{_hint(error.errno, address, said_by.format(key), suggested)}")
-    return OSError(error.errno, "\n".join(lines)) if lines and error.errno is not None else error
-
-
-def _hint(number: int | None, address: Address, flag: str, suggested: set[int]) -> str:
-    """The hint after the reason, errno *number*, why *address* cannot be listened on.
-
-    *suggested* has the ports of other hints; the port of this hint is added.
-    """
-    match number:
-        case errno.EADDRINUSE:
-            return f"{user_of(address)}; to listen elsewhere: {flag}{_another(address, suggested)}"
-        case errno.EACCES if address.is_unix:
-            return "; this user may not write to the socket's folder"
-        case errno.EACCES if address.port < 1024:
-            above = Address(f"{address.rpartition(':')[0]}:{7999 + address.port}")
-            return (
-                "; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE); to listen elsewhere: "
-                f"{flag}{_another(above, suggested)}"
-            )
-        case errno.EADDRNOTAVAIL:
-            return f"; this machine has no such address; on all it has: {flag}0.0.0.0:{address.port}"
-        case _:
-            return ""
+        said, user = f"cannot listen on {address}: {_TAKEN}", user_of(address)
+        if error.strerror == said or user:  # the others that are taken, too: the next start would fail there
+            hint = f"to listen elsewhere: {said_by.format(key)}{_another(address, suggested)}"
+            lines.insert(0 if error.strerror == said else len(lines), f"{said}{user}; {hint}")
+    return OSError(error.errno, "\n".join(lines)) if lines else error
 
 
 def user_of(address: Address) -> str:
     """Words that say which process listens on *address*; empty if that cannot be found out."""
-    try:
-        sockets = dict(_unix_sockets(address.path) if address.is_unix else _tcp_sockets(address))
-        if not sockets:
-            return ""
-        found = _process_with(set(sockets))
-        if found is not None:
-            return f" by {found[1]} (pid {found[0]})"
-        uid = next(iter(sockets.values()))
-    except (OSError, ValueError, IndexError):
-        return ""
-    if uid is None or uid == os.geteuid():
-        return " by a process that is not visible here"
-    with suppress(KeyError):
-        return f" by a process of user {pwd.getpwuid(uid).pw_name}"
-    return f" by a process of uid {uid}"
+    with suppress(OSError, ValueError, IndexError):
+        inodes = set(_unix_sockets(address.path) if address.is_unix else _tcp_sockets(address))
+        return f" by {_process_with(inodes)}" if inodes else ""
+    return ""
 
 
-def _tcp_sockets(address: Address) -> Iterator[tuple[int, int | None]]:
-    """Inode and user of the sockets that listen on *address*."""
+def _tcp_sockets(address: Address) -> Iterator[int]:
+    """The inodes of the sockets that listen on *address*."""
     infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     wanted = {ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in infos}
     for file in ("net/tcp", "net/tcp6"):
@@ -108,7 +70,7 @@ def _tcp_sockets(address: Address) -> Iterator[tuple[int, int | None]]:
                 if fields[3] == _LISTENS and int(fields[1][-4:], 16) == address.port:
                     listens = _address(fields[1][:-5])
                     if listens.is_unspecified or listens in wanted or any(each.is_unspecified for each in wanted):
-                        yield int(fields[9]), int(fields[7])
+                        yield int(fields[9])
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -118,32 +80,26 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _unix_sockets(path: str) -> Iterator[tuple[int, int | None]]:
-    """The inodes of the sockets that listen at *path*; the kernel does not tell their user."""
+def _unix_sockets(path: str) -> Iterator[int]:
+    """The inodes of the sockets that listen at *path*."""
     with (_PROC / "net/unix").open() as lines:
         next(lines)
         for line in lines:
             fields = line.rstrip("\n").split(maxsplit=7)
             if fields[7:] == [path] and int(fields[3], 16) & _ACCEPTS:
-                yield int(fields[6]), None
+                yield int(fields[6])
 
 
-def _process_with(inodes: set[int]) -> tuple[int, str] | None:
-    """Number and name of a process that has one of these sockets open."""
+def _process_with(inodes: set[int]) -> str:
+    """Name and number of a process that has one of these sockets open."""
     links = {f"socket:[{inode}]" for inode in inodes}
-    ends_at = time.monotonic() + SEARCH_S
-    for entry in os.listdir(_PROC):
-        if not entry.isdigit():
-            continue
-        if time.monotonic() > ends_at:
-            return None
-        folder = _PROC / entry / "fd"
+    for folder in _PROC.glob("[0-9]*"):
         with suppress(OSError):  # another user's, or it has ended
-            for descriptor in os.listdir(folder):
+            for descriptor in os.listdir(folder / "fd"):
                 with suppress(FileNotFoundError):
-                    if os.readlink(folder / descriptor) in links:
-                        return int(entry), _name(_PROC / entry)
-    return None
+                    if os.readlink(folder / "fd" / descriptor) in links:
+                        return f"{_name(folder)} (pid {folder.name})"
+    return "a process that is not visible here"
 
 
 def _name(folder: Path) -> str:
@@ -177,9 +133,8 @@ def is_free(address: Address) -> bool:
     """Whether *address*, of TCP, could be listened on now; also if that fails for another reason than its users."""
     try:
         family, _, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        socket.create_server(
-            where, family=family
-        ).close()  # with SO_REUSEADDR: connections that have ended do not count
+        # with SO_REUSEADDR: connections that have ended do not count
+        socket.create_server(where, family=family).close()
     except OSError as error:
         return error.errno != errno.EADDRINUSE
     return True
