@@ -107,11 +107,6 @@ class ModelMetadata(Generic[T]):
             task.add_done_callback(lambda done: self._keep(key, asked_s, done))
         return task
 
-    async def get(self, key: Key, fetch: Callable[[], Awaitable[tuple[T, int]]]) -> T:
-        """The answer for *key*, kept or asked for now. Raises the errors of *fetch*."""
-        known = self.known(key)
-        return (await asyncio.shield(self.ask(key, fetch)))[0] if known is None else known
-
     def forget(self, backend: str, model_path: str) -> None:
         """Forget all versions of a model, because it was loaded or unloaded."""
         for key in (*self._kept, *self._asking):

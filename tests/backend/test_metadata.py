@@ -28,11 +28,17 @@ def key_of(number: int, value: str = "") -> Key:
     return "main", "/v2/models/m", (("X-Client", str(number)), ("X-Other", value))
 
 
+async def get(metadata: ModelMetadata[bytes], key: Key, fetch: Callable[[], Awaitable[tuple[bytes, int]]]) -> None:
+    """Ask what is not known."""
+    if metadata.known(key) is None:
+        await metadata.ask(key, fetch)
+
+
 async def n_kept(metadata: ModelMetadata[bytes], keys: list[Key]) -> int:
     """How many of *keys* are answered without asking; each is asked for once, from the newest on."""
     models = Models(0)
     for key in keys:
-        await metadata.get(key, models.fetch(is_worth_keeping=False))
+        await get(metadata, key, models.fetch(is_worth_keeping=False))
     return len(keys) - models.asked
 
 
@@ -47,7 +53,7 @@ async def test_what_is_kept_of_metadata_has_a_limit_in_bytes(text_bytes: int, va
     models = Models(text_bytes)
     keys = [key_of(number, value) for number in range(40)]
     for key in keys:
-        await metadata.get(key, models.fetch())
+        await get(metadata, key, models.fetch())
     each = max(text_bytes, sys.getsizeof(value))
     kept = await n_kept(metadata, keys[::-1])
     assert MAX_KEPT_BYTES // each - 2 <= kept <= MAX_KEPT_BYTES // each
@@ -58,18 +64,18 @@ async def test_metadata_that_is_forgotten_makes_room() -> None:
     metadata = ModelMetadata[bytes]()
     models = Models(MAX_BYTES)
     for number in range(10):
-        await metadata.get(key_of(number), models.fetch())
+        await get(metadata, key_of(number), models.fetch())
     metadata.forget("main", "/v2/models/m")
     keys = [key_of(number) for number in range(10, 20)]
     for key in keys:
-        await metadata.get(key, models.fetch())
+        await get(metadata, key, models.fetch())
     assert await n_kept(metadata, keys) == 10
 
 
 async def test_an_answer_that_is_too_old_for_one_is_asked_for_again_and_serves_others_meanwhile() -> None:
     metadata = ModelMetadata[bytes]()
     models, key = Models(10), key_of(1)
-    await metadata.get(key, models.fetch())
+    await get(metadata, key, models.fetch())
     assert metadata.known(key, 60) is not None
     assert metadata.known(key, 0) is None
     question = metadata.ask(key, models.fetch())
@@ -82,7 +88,7 @@ async def test_an_answer_that_is_too_old_for_one_is_asked_for_again_and_serves_o
 async def test_an_answer_is_not_kept_that_could_not_be_had_again() -> None:
     metadata = ModelMetadata[bytes]()
     models, key = Models(10), key_of(1)
-    await metadata.get(key, models.fetch())
+    await get(metadata, key, models.fetch())
     await metadata.ask(key, models.fetch(is_worth_keeping=False))
     assert metadata.known(key) is None
 
