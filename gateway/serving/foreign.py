@@ -19,8 +19,6 @@ from gateway.codec import (
     Framing,
     ModelDescription,
     missing_datatype,
-    read_raw,
-    read_request,
     unfit_input,
     unknown_output,
     v2_metadata,
@@ -119,7 +117,9 @@ class Foreign(V2):
         self.target = path + (query if "?" not in path else query.replace("?", "&", 1))
         # a raw request is cut into values by the description
         described = await self.description(FRESH_S if framing.header_length == 0 else LIFE_S)
-        self._request = request = await self._parsed(body, framing, described)
+        metadata = v2_metadata(self.model, described.model) if framing.header_length == 0 else b""
+        reading, policy = self._reading(body, framing, metadata), call.backend.tensor_policy
+        self._request = request = await call.run_parser(DialectRequest.parse(reading, policy, call.body.reserve))
         fault = self._fault(described, request)
         if fault is not None and self._is_old(described):
             described = await self.description(FRESH_S)
@@ -137,17 +137,6 @@ class Foreign(V2):
             if call.upstream.connections.is_full:  # else an inference on the last connection would wait for itself
                 await self._question.answer()
         return Prepared(request, written, self._decoder)
-
-    async def _parsed(self, body: memoryview, framing: Framing, described: Described) -> DialectRequest:
-        call, policy = self.call, self.call.backend.tensor_policy
-        limits, reserve = call.plan.header_limits, call.body.reserve
-        if framing.header_length == 0:
-            metadata = v2_metadata(self.model, described.model)
-            reading = read_raw(body, metadata, limits, reserve)
-        else:
-            recover, blobs = call.plan.recover_header_length, framing.blobs or ()
-            reading = read_request(body, framing.header_length, limits, reserve, recover=recover, blobs=blobs)
-        return await call.run_parser(DialectRequest.parse(reading, policy, reserve))
 
     def _fault(self, described: Described, request: DialectRequest) -> GatewayError | None:
         """Why the model, as it is *described*, cannot get *request*; None if it can.

@@ -5,7 +5,7 @@ the steps (`inference`), the other dialects (`foreign`), and which dialect a bac
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ from gateway.codec import (
     Framing,
     InferAnswer,
     InferRequest,
+    RequestReading,
     WrittenRequest,
     half_precision_outputs,
     read_raw,
@@ -55,23 +56,12 @@ class V2:
 
     async def prepare(self, body: memoryview, framing: Framing) -> Prepared | None:
         """Parse and check the request; None if it crosses unchanged. Raises `GatewayError`."""
-        call, policy, plan = self.call, self.call.backend.tensor_policy, self.call.plan
-        limits, reserve = plan.header_limits, call.body.reserve
+        call, policy = self.call, self.call.backend.tensor_policy
         # the server's log may have this id as well
         is_own = call.backend.settings.ids == "always"
         own_id = msgspec.json.encode(call.exchange.request_id) if is_own else b""
-        if framing.header_length == 0:
-            reading = read_raw(body, await self._metadata(), limits, reserve)
-        else:
-            reading = read_request(
-                body,
-                framing.header_length,
-                limits,
-                reserve,
-                recover=plan.recover_header_length,
-                unjudged=None if own_id else policy.leave_out,
-                blobs=framing.blobs or (),
-            )
+        metadata = await self._metadata() if framing.header_length == 0 else b""
+        reading = self._reading(body, framing, metadata, None if own_id else policy.leave_out)
         request = await call.run_parser(InferRequest.parse(reading, policy, own_id))
         if request is None:
             return None
@@ -84,12 +74,23 @@ class V2:
                 is_renamed=call.match.is_renamed,
                 request_id=request.id,
                 sent_id=request.sent_id,
-                max_bytes=plan.limits.response_body,
-                limits=limits,
+                max_bytes=call.plan.limits.response_body,
+                limits=call.plan.header_limits,
                 declared=declared,
             )
 
         return Prepared(request, request, decoder)
+
+    def _reading(
+        self, body: memoryview, framing: Framing, metadata: bytes, unjudged: Collection[str] | None = None
+    ) -> RequestReading:
+        """The steps that read the request; a raw one by the model's *metadata*. *unjudged*: see `read_request`."""
+        plan, length = self.call.plan, framing.header_length
+        limits, reserve = plan.header_limits, self.call.body.reserve
+        if length == 0:
+            return read_raw(body, metadata, limits, reserve)
+        recover, blobs = plan.recover_header_length, framing.blobs or ()
+        return read_request(body, length, limits, reserve, recover=recover, unjudged=unjudged, blobs=blobs)
 
     async def refusal(self, answer: Answer, json_bytes: int) -> GatewayError:
         """The backend's refusal of a request of *json_bytes* of JSON, in the shape of the protocol."""
