@@ -21,10 +21,9 @@ from gateway.certificates import TlsContext, uses_tls
 from gateway.codec import DIALECTS
 from gateway.exchange import Attempt
 from gateway.plan import BackendPlan
-from gateway.policy.balancing import candidates, least_in_flight, round_robin
+from gateway.policy.balancing import candidates, least_in_flight, pick_sticky, round_robin
 from gateway.policy.ejection import EjectionRules, Trial
 from gateway.policy.retry import RecentCalls, RetryPolicy
-from gateway.policy.sticky import pick_sticky
 
 USER_AGENT = f"tensor-gateway/{__version__} (what it speaks)"
 """The User-Agent of questions about what a server speaks, unless the backend's `headers` set another."""

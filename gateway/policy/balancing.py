@@ -1,10 +1,13 @@
-"""Which endpoint of a backend gets the next attempt.
+"""Which endpoint of a backend gets the next attempt, and which backend of a split a request goes to.
 
-`candidates` says which endpoints may be asked at all, the other functions choose one of them. Not here: when an
-endpoint is ejected (`ejection`), and requests that stick to one endpoint (`sticky`).
+`candidates` says which endpoints may be asked at all, the other functions choose one. Those that stick to a key hash it
+with each name, and the highest score wins (rendezvous hashing). So all processes agree without a table, and if a name
+goes, only its own keys move. Not here: when an endpoint is ejected (`ejection`), and where keys come from (`routing`).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Protocol, TypeVar
 
 from gateway.policy.ejection import Ejection
@@ -20,6 +23,9 @@ class Candidate(Protocol):
     ejection: Ejection
     """Whether its failures have ejected the endpoint."""
 
+
+_SCORE_BITS = 52
+"""How many bits of the hash make a score: as many as a float holds exactly, with one left for the half added below."""
 
 E = TypeVar("E")
 C = TypeVar("C", bound=Candidate)
@@ -61,3 +67,27 @@ def least_in_flight(endpoints: Sequence[C], turn: int) -> C:
     """The endpoint with the fewest attempts in flight; endpoints with equally few take turns, as in `round_robin`."""
     fewest = min([each.in_flight for each in endpoints])
     return round_robin([each for each in endpoints if each.in_flight == fewest], turn)
+
+
+def pick_sticky(key: str, names: Sequence[str]) -> int:
+    """The index of the name that *key* belongs to; *names* is not empty, and its order does not matter."""
+    return max(range(len(names)), key=lambda index: (_score(key, names[index]), names[index]))
+
+
+def pick_weighted(key: str, weights: Mapping[str, int]) -> str:
+    """The name that *key* belongs to; each name gets a share of the keys by its weight, none with a weight of 0.
+
+    If weights change, keys only move to names whose share has grown. Raises `ValueError` if all weights are 0.
+    """
+    # weighted rendezvous hashing: a name's -weight / ln(score) is the highest with a probability of weight / sum
+    return max(
+        (name for name, weight in weights.items() if weight > 0),
+        key=lambda name: (-weights[name] / math.log(_score(key, name)), name),
+    )
+
+
+def _score(key: str, name: str) -> float:
+    """A number above 0 and below 1, the same in every process (`hash()` would differ)."""
+    text = f"{len(key)}:{key}{name}".encode(errors="surrogateescape")
+    digest = int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
+    return ((digest >> (64 - _SCORE_BITS)) + 0.5) / (1 << _SCORE_BITS)

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from gateway.headers import Headers
-from gateway.policy.sticky import pick_weighted
+from gateway.policy.balancing import pick_weighted
 
 _MODELS = "/v2/models/"
 # no server takes a path with a newline

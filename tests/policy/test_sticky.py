@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from gateway.policy.sticky import pick_sticky, pick_weighted
+from gateway.policy.balancing import pick_sticky, pick_weighted
 
 NAMES = [f"http://10.0.0.{number}:8000" for number in range(1, 6)]
 KEYS = [f"sequence {number}" for number in range(2000)]
