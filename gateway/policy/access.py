@@ -94,8 +94,8 @@ class Access:
 def _readings(path: str) -> Iterator[str]:
     """All texts as which servers may read *path*, with the case of letters folded.
 
-    Servers may decode a path, drop its parameters and join its slashes, in any order, and the order matters:
-    `/a;%2fb/c` is `/a/b/c` to a server that decodes first, and `/a/c` to a server that drops parameters first.
+    The order of their steps matters: `/a;%2fb/c` is `/a/b/c` to a server that decodes first, and `/a/c` to one that
+    drops parameters first.
     """
     if _MAY_BE_READ_OTHERWISE.search(path) is None:  # nearly every path
         yield path.casefold()

@@ -1,14 +1,11 @@
 """Which requests are admitted, and which slow uploads make room for them.
 
-Bytes are reserved before a body is read. A slot among the concurrent requests is taken when the body is complete, or
-when the body begins to cross to a backend. The bytes of answers are counted, too: an answer is never refused, because
-its work is done, but its bytes keep new requests out. A share is left for small requests, so that large ones cannot
-starve them.
+Bytes are reserved before a body is read, and a slot is taken when the body is complete, or begins to cross to a
+backend. Answers are counted but never refused, because their work is done. A share is left for small requests.
 
-A claim for which there is no room waits as long as ending slow uploads may make room; an upload is not ended before its
-client has been waited for `SLOW_AFTER_S`. `Admission.look` decides about all waiting claims at once, so that an attack
-by thousands of connections costs one pass over them in `LOOK_S`. Not here: which bytes of a request are counted
-(`client.body`), clocks and timers.
+A claim for which there is no room waits as long as ending slow uploads may make room. `Admission.look` decides about
+all waiting claims at once, so that thousands of connections cost one pass over them in `LOOK_S`. Not here: which bytes
+of a request are counted (`client.body`), clocks and timers.
 """
 
 from bisect import insort
@@ -64,10 +61,7 @@ class Admission:
         return self.reserved_bytes + self._unread_bytes
 
     def hold_unread(self, n_bytes: int) -> None:
-        """Count *n_bytes* more, or fewer if negative, that connections hold outside of any request's reservation.
-
-        These bytes keep new requests out, unless a request would be the only one.
-        """
+        """Count *n_bytes* more, or fewer if negative, that connections hold outside of any request's reservation."""
         self._unread_bytes += n_bytes
 
     def admit(self, n_bytes: int) -> "Reservation | None":
@@ -132,10 +126,7 @@ class Admission:
             self._decide(claim, slow, now_s)
 
     def _decide(self, claim: "Claim", slow: "_Slow", now_s: float) -> None:
-        """Grant or refuse *claim*, or let it wait on. There are five cases.
-
-        An upload that is ended may give back its bytes at once, and `serve` then grants this claim or others.
-        """
+        """Grant or refuse *claim*, or let it wait on. There are five cases; `serve` may grant it in between."""
         # when this look has ended its last upload, the room left is for bodies that are complete, not for uploads
         may_take = slow.n_left > 0 or claim.is_whole()
         while claim.is_granted is None:
@@ -238,8 +229,7 @@ class Reservation:
     def may_be_slow_soon(self, now_s: float) -> bool:
         """Whether the upload may be ended by now, or within `MAX_WAIT_S` if nothing more comes.
 
-        Without the time ahead, a client that reconnects and each time sends a little at once would never count as slow
-        at its beginning.
+        So a client that reconnects and each time sends a little at once counts as slow from its beginning.
         """
         upload = self.upload
         return upload is not None and upload.received_bytes < SLOW_BYTES_PER_S * (upload.waited_s(now_s) + MAX_WAIT_S)

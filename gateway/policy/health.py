@@ -43,9 +43,8 @@ class Condition:
     def after(self, finding: Finding, unhealthy_after: int, healthy_after: int) -> "Condition":
         """The condition after one more probe.
 
-        After *unhealthy_after* failures in a row the endpoint is down, after *healthy_after* successes in a row it is
-        up again. A 404 before the first success shows that the server runs and does not know the path. It counts as a
-        success, since an endpoint without the path could never succeed.
+        After *unhealthy_after* failures in a row the endpoint is down, after *healthy_after* successes it is up again.
+        A 404 before the first success counts as one: the server runs, and could never succeed by this path.
         """
         is_path_missing = finding is Finding.NOT_FOUND and not self.has_succeeded
         is_good = finding is Finding.HEALTHY or is_path_missing

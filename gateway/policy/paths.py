@@ -1,8 +1,7 @@
 """Which paths are refused before routing, because the gateway and a backend might not read them alike.
 
-Routes are matched against the path as it was written, but many servers decode a path and resolve `..` before they
-route it. So a path that would then be another one is refused: `/v2/models/public/../secret/infer` would be routed by
-the model `public` and executed on `secret`. The rule is protocol 8.6. The query crosses as it is.
+Routes are matched against the path as it was written, but many servers decode it and resolve `..` first:
+`/v2/models/public/../secret/infer` would be routed by the model `public` and executed on `secret` (protocol 8.6).
 """
 
 import re

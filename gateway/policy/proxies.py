@@ -52,9 +52,8 @@ class TrustedProxies:
     def client_of(self, peer: str, forwarded_for: str) -> str:
         """The client's address behind the trusted *peer*, by the whole of `X-Forwarded-For`, joined with commas.
 
-        Each proxy appends the address of the peer that asked it. So the client is the last address that is not a
-        trusted proxy; entries before it may be made up by anybody. If all are trusted, the client is the first. If an
-        entry is no address (`unknown`, a made-up name), the client is the address after it.
+        Each proxy appends the address of the peer that asked it. So the client is the last address that is no trusted
+        proxy, or the first if all are; entries before it may be made up. An entry that is no address ends the search.
         """
         client = peer
         for entry in reversed(forwarded_for.rsplit(",", MAX_HOPS)):

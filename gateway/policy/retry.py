@@ -1,7 +1,7 @@
 """Whether a failed attempt is followed by another, and when.
 
 Not here: which errors are failures (`ejection`), which endpoint gets the next attempt (`balancing`), and replacing a
-kept connection that had died: that is no attempt of its own and does not count in the budget (`backend.attempt`).
+kept connection that had died, which is no attempt of its own (`backend.attempt`).
 """
 
 from collections import deque
@@ -16,8 +16,7 @@ RETRIES_PER_S = 3
 FIRST_DELAY_S = 0.1
 """The shortest wait before an endpoint that has just failed is asked again: a server that restarts takes a moment.
 
-The wait doubles with every attempt, up to `MAX_DELAY_S`. A random part, at most as long as the wait itself, is added,
-so that requests that failed together are not sent again together.
+It doubles with every attempt. A random part is added, so that requests that failed together are not sent together.
 """
 
 MAX_DELAY_S = 1.0

@@ -78,6 +78,8 @@ class Call:
         self.sticky_key: str | None = None
         self.counted_for: str | None = None
         """The client whose concurrent requests it is counted among; None if clients have no limits."""
+        self.words_in: Callable[[bytes], str | None] = lambda _: None
+        """Finds the reason in the body of an error, where the backend's dialect has it elsewhere than all others."""
         if request.front is not None:
             self.body, self.reply = request.front(request, exchange, shared, plan, self.pacer)
             return
@@ -199,14 +201,12 @@ class Call:
         text: bytes | None = None,
         *,
         json_bytes: int | None = None,
-        words_in: Callable[[bytes], str | None] | None = None,
         hint: str = "",
     ) -> GatewayError:
         """A backend's refusal in the shape of the protocol, with the backend's status and words (protocol 4.9).
 
         *text* is the body, or its beginning, if it has been read already. *json_bytes* is the size of the JSON that the
-        gateway made of a transcoded request. *words_in* finds the reason in the body of a dialect that puts it
-        elsewhere. *hint*: see `error_body`.
+        gateway made of a transcoded request. *hint*: see `error_body`.
         """
         if answer.status < 400:
             status = f"{answer.status} {answer.reason}".strip()
@@ -216,8 +216,7 @@ class Call:
             return GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
         text = await answer.read_beginning(ERROR_BYTES) if text is None else text
         text = inflated_beginning(text, answer.headers.joined("content-encoding"), ERROR_BYTES)
-        own_words = None if words_in is None else words_in(text)
-        backend, status_code = self.exchange.backend, answer.status
+        own_words, backend, status_code = self.words_in(text), self.exchange.backend, answer.status
         body, words = error_body(
             text, status_code, answer.reason, json_bytes, backend=backend, own_words=own_words, hint=hint
         )

@@ -70,6 +70,7 @@ class Foreign(V2):
         """The path for the backend in V2, taken apart."""
         self.model, self.version = path.model or "", path.version
         self._configured = call.backend.described(self.model)
+        call.words_in = partial(dialect.error_words, description=self._configured)
         self._infer_path = dialect.infer_path(self.model, self.version, self._configured)
         if dialect.is_configured and path.model is not None:
             self._check_configured()
@@ -194,13 +195,6 @@ class Foreign(V2):
             lists_all=described.by_server,
         )
 
-    async def refusal(
-        self, answer: Answer, json_bytes: int | None, text: bytes | None = None, hint: str = ""
-    ) -> GatewayError:
-        """As of V2; see `Call.backend_error` for the arguments."""
-        words_in = partial(self.dialect.error_words, description=self._configured)
-        return await self.call.backend_error(answer, text, json_bytes=json_bytes, words_in=words_in, hint=hint)
-
     # What the server says beside inferences
 
     async def description(self, max_age_s: float) -> Described:
@@ -225,7 +219,7 @@ class Foreign(V2):
         configured = self._configured
         assert self._question is not None
         if answer.status >= 300:
-            error = await self.refusal(answer, None, hint=f" (GET {self._question.path}, the model's description)")
+            error = await self.call.backend_error(answer, hint=f" (GET {self._question.path}, the model's description)")
             if configured.outputs and is_undescribed(error):
                 return Described(configured), 1
             raise error
@@ -262,7 +256,7 @@ class Foreign(V2):
 
         async def read(answer: Answer) -> bool:
             if answer.status >= 300:
-                raise await self.refusal(answer, None, hint=f" (GET {path})")
+                raise await self.call.backend_error(answer, hint=f" (GET {path})")
             answer.refuse_encoded()
             return dialect.is_ready(await answer.read_whole(METADATA_BYTES, "the model's status"))
 

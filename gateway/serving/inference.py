@@ -69,7 +69,7 @@ async def _transcoded(call: Call, framing: Framing, body: memoryview) -> tuple[B
 
     async def read(answer: Answer) -> Answered:
         if answer.status >= 300:
-            raise await speech.refusal(answer, exchange.attempts[-1].request_bytes)
+            raise await call.backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
         if answer.sending is not None:
             call.let_go(answer, *prepared.request.views, body, *(framing.blobs or ()))
         return await _decoded(call, answer, prepared, speech), answer.transcoded_lines()

@@ -71,7 +71,7 @@ async def _require_live(foreign: Foreign) -> None:
     async def read(answer: Answer) -> None:
         text = await answer.read_beginning(ERROR_BYTES)
         if not foreign.dialect.is_live(answer.status, text):
-            raise await foreign.refusal(answer, None, text, hint=f" (GET {path})")
+            raise await foreign.call.backend_error(answer, text, hint=f" (GET {path})")
 
     if path:
         await foreign.call.question(foreign.path.before + path, read)

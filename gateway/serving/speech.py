@@ -92,10 +92,6 @@ class V2:
         recover, blobs = plan.recover_header_length, framing.blobs or ()
         return read_request(body, length, limits, reserve, recover=recover, unjudged=unjudged, blobs=blobs)
 
-    async def refusal(self, answer: Answer, json_bytes: int) -> GatewayError:
-        """The backend's refusal of a request of *json_bytes* of JSON, in the shape of the protocol."""
-        return await self.call.backend_error(answer, json_bytes=json_bytes)
-
     async def other_decoder(self, answer: Answer) -> Decoder | None:
         """Another decoder for an *answer* that the first one could not read; none, as answers describe themselves."""
         return None
