@@ -14,18 +14,17 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import aiohttp
 import numpy as np
-import numpy.typing as npt
 import orjson
 from aiohttp import web
 
+from gateway.backend.endpoints import Endpoint
 from gateway.client.fronts import has_grpc
 from gateway.config import Address, for_backend
+from gateway.doctor.asking import Asker
+from gateway.doctor.tensors import Tensor, binary_request, outputs_of
 from gateway.process.application import Application
 from gateway.process.ports import is_free, user_of
-
-Image = npt.NDArray[np.float32]
 
 
 async def demonstrate(stopped: asyncio.Event, *, once: bool) -> int:
@@ -58,7 +57,7 @@ class Ports(NamedTuple):
 PORTS = Ports(8000, 8080, 9090, 8001)
 """The demonstration's ports, if they are free."""
 
-_SHAPE = [1, 3, 224, 224]
+_SHAPE = (1, 3, 224, 224)
 _PATH = "/v2/models/identity/infer"
 _ROUNDS = 3
 """How often each way is measured; the fastest counts, because the first also opens connections."""
@@ -183,61 +182,43 @@ def _free_port_or_any(wanted: int) -> int:
 async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
     """Send one image as JSON to the server and in binary through the gateway, and print times and sizes.
 
-    Returns whether the tensor came back bit for bit.
+    Returns whether the tensor came back bit for bit. Raises `OSError` with the gateway's words if the inference fails.
     """
     image = np.random.default_rng(7).standard_normal(_SHAPE, dtype=np.float32)
-    print(f"An image, FP32 {_SHAPE}, to a server that only reads JSON, and back.\n", flush=True)
+    tensor = Tensor("INPUT0", "FP32", _SHAPE, image.tobytes())
+    print(f"An image, FP32 {list(_SHAPE)}, to a server that only reads JSON, and back.\n", flush=True)
+    straight, gateway, admin = (Asker(Endpoint.parse(url, None)) for url in (server.url, gateway_url, admin_url))
     straight_s, through_s = [], []
-    async with aiohttp.ClientSession() as client:
-        for _ in range(_ROUNDS):
-            started = time.perf_counter()
-            await _infer_json(client, server.url, image)
-            straight_s.append(time.perf_counter() - started)
-            started = time.perf_counter()
-            sent, got, tensor = await _infer_binary(client, gateway_url, image)
-            through_s.append(time.perf_counter() - started)
-        async with client.get(f"{admin_url}/metrics") as scraped:
-            sums = re.findall(r'transcode_seconds_sum{direction="(\w+)"} (\S+)', await scraped.text())
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        text = json.dumps({"inputs": [{**tensor.member, "data": image.ravel().tolist()}]})
+        (output,) = (await straight.post(_PATH, text.encode())).json["outputs"]
+        np.array(output["data"], dtype=np.float32).reshape(output["shape"])
+        straight_s.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        request, header_length = binary_request([tensor])
+        answer = await gateway.post(_PATH, request, header_length)
+        if answer.status != 200:
+            raise OSError(f"the gateway answered {answer.words}")
+        (returned,) = outputs_of(answer)
+        through_s.append(time.perf_counter() - started)
+    metrics = (await admin.get("/metrics")).body.decode()
+    sums = re.findall(r'transcode_seconds_sum{direction="(\w+)"} (\S+)', metrics)
     spent_ms = {direction: float(sum_s) * 1000 / _ROUNDS for direction, sum_s in sums}
     print(f"  JSON, straight to the server  {min(straight_s) * 1000:7.1f} ms  from Python, with tolist and json")
     print(f"  binary, through the gateway   {min(through_s) * 1000:7.1f} ms  and the server still reads JSON\n")
-    n_bytes, n_back = image.nbytes, len(tensor)
+    n_bytes, n_back = image.nbytes, len(returned.blob)
     rows = [
-        ("client  -> gateway", sent + n_bytes, f"{sent} of JSON header, {n_bytes:,} of tensor"),
+        ("client  -> gateway", len(request), f"{header_length} of JSON header, {n_bytes:,} of tensor"),
         ("gateway -> server", server.request_bytes, f"JSON, made in {spent_ms['request']:.1f} ms as it was sent"),
         ("server  -> gateway", server.answer_bytes, f"JSON, read in {spent_ms['response']:.1f} ms as it arrived"),
-        ("gateway -> client", got + n_back, f"{got} of JSON header, {n_back:,} of tensor"),
+        ("gateway -> client", len(answer.body), f"{len(answer.body) - n_back} of JSON header, {n_back:,} of tensor"),
     ]
     for number, (wire, n_crossed, what) in enumerate(rows, 1):
         print(f"  {number}. {wire:<18} {n_crossed:>10,} bytes: {what}")
-    exact = tensor == image.tobytes()
+    exact = returned == tensor
     print(f"\n  bit-exact: {'yes' if exact else 'NO'}\n")
     return exact
-
-
-async def _infer_json(client: aiohttp.ClientSession, url: str, image: Image) -> Image:
-    """The inference as a client with only the standard library does it: `tolist` and json, there and back."""
-    tensor = {"name": "INPUT0", "shape": image.shape, "datatype": "FP32", "data": image.ravel().tolist()}
-    async with client.post(url + _PATH, data=json.dumps({"inputs": [tensor]}), headers=_JSON_TYPE) as response:
-        output = json.loads(await response.read())["outputs"][0]
-    return np.array(output["data"], dtype=np.float32).reshape(output["shape"])
-
-
-async def _infer_binary(client: aiohttp.ClientSession, url: str, image: Image) -> tuple[int, int, bytes]:
-    """The inference as tritonclient does it. Returns the lengths of both JSON headers, and the bytes of the output.
-
-    Raises `OSError` with the gateway's message if the inference fails.
-    """
-    blob = image.tobytes()
-    tensor = {"name": "INPUT0", "shape": image.shape, "datatype": "FP32", "parameters": {"binary_data_size": len(blob)}}
-    header = orjson.dumps({"inputs": [tensor], "outputs": [{"name": "INPUT0", "parameters": {"binary_data": True}}]})
-    headers = {"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"}
-    async with client.post(url + _PATH, data=header + blob, headers=headers) as response:
-        body = await response.read()
-    if response.status != 200:
-        raise OSError(f"the gateway answered {response.status}: {body[:200].decode(errors='replace')}")
-    reply_header = int(response.headers["Inference-Header-Content-Length"])
-    return len(header), reply_header, body[reply_header:]
 
 
 EXAMPLE = """\

@@ -194,7 +194,7 @@ class _Examination:
         if self._said.dialect == V2:
             await crossing.find_binary(is_said=self._said.is_binary)
         await crossing.measure(self._asker)
-        others = await crossing.others()
-        if "binary" not in report.settings:
-            await crossing.find_settings(others)
-        await crossing.fill_table(others)
+        wishes = await crossing.wishes()
+        if "binary" not in report.settings and (wishes or crossing.is_v2):
+            await crossing.find_settings(wishes)
+        await crossing.fill_table(wishes)

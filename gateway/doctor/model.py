@@ -42,7 +42,6 @@ OUTPUT = "output"
 """What the only output of a model is called that gives it no name."""
 
 _SIZE = re.compile(r"(?<![\w.:])[1-9]\d{0,3}(?![\w.:])")
-"""What may be a size in the words of a refusal, as in `expecting 10 features`."""
 
 _NAMELESS = tuple(Declared("", "FP32", shape) for shape in ((1, 4), (1, 1), (1, 16), (1,)))
 _UNDESCRIBED = {
@@ -202,13 +201,9 @@ def _written(form: str, signature: str, samples: Sequence[Tensor]) -> bytes:
     return json.dumps(body).encode()
 
 
-def _path(dialect: str, model: Model) -> str:
-    return f"{model.path}/infer" if dialect == V2 else str(DIALECTS[dialect].infer_path(model.name, None))
-
-
 async def first_inference(asker: Asker, dialect: str, model: Model) -> Straight:
     """Find an inference that the server answers. Raises `ProblemError`."""
-    path = _path(dialect, model)
+    path = f"{model.path}/infer" if dialect == V2 else str(DIALECTS[dialect].infer_path(model.name, None))
     why = "its inputs are too large for a trial"
     tries = [(form, samples) for form in _FORMS[dialect] for samples in _candidates(dialect, form, model)]
     for form, samples in tries:
@@ -217,14 +212,17 @@ async def first_inference(asker: Asker, dialect: str, model: Model) -> Straight:
         if answer.is_good:
             try:
                 outputs = outputs_of(answer) if dialect == V2 else _outputs_of(answer, model)
+                return Straight(path, body, samples, outputs, form)
             except UnreadableError as error:
                 why = f"a trial inference was answered with {error}: the gateway cannot read that, nor can clients"
                 continue
-            return Straight(path, body, samples, outputs, form)
         sent = ", ".join(each.words for each in samples)
         why = f"every trial inference was refused; the last one sent {sent}. The server's words: {answer.words}"
         if not model.inputs and len(tries) < MAX_TRIES:
-            sized = ((form, each) for each in _of_sizes_in(answer.words, samples[0]))
+            # what may be the size of the last dimension in the words, as in `expecting 10 features`
+            sizes = map(int, _SIZE.findall(answer.words)[:MAX_SIZES])
+            one = samples[0]
+            sized = [(form, (sample(one.name, one.datatype, (*one.shape[:-1], size)),)) for size in sizes]
             tries += [each for each in sized if each not in tries]
     raise ProblemError(why)
 
@@ -247,12 +245,6 @@ def _candidates(dialect: str, form: str, model: Model) -> Iterator[tuple[Tensor,
         n_rows = {each.shape[:1] for each in samples}
         if form != "row" or (len(n_rows) == 1 and n_rows != {()}):
             yield samples
-
-
-def _of_sizes_in(words: str, one: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """*one* with the sizes for its last dimension that a refusal's *words* may name."""
-    for size in map(int, _SIZE.findall(words)[:MAX_SIZES]):
-        yield (sample(one.name, one.datatype, (*one.shape[:-1], size)),)
 
 
 def _outputs_of(answer: Answer, model: Model) -> tuple[Tensor, ...]:
@@ -291,6 +283,19 @@ def set_models(straight: Straight, dialect: str, model: Model, report: Report) -
     """Set `models` to what the server does not say of *model*, and return *straight* with the caveat of a guess."""
     if dialect == V2 and model.has_metadata:
         return straight
+    inputs, outputs = _inputs_to_set(straight, model, report), _outputs_to_set(straight, dialect, model, report)
+    form = straight.form if straight.form == "row" else ""
+    said = {"format": form, "signature": model.signature, "inputs": inputs, "outputs": outputs}
+    if block := {key: value for key, value in said.items() if value}:
+        comments = {} if model.inputs else {"inputs": _AS_TRIED}
+        comments["outputs"] = _AS_ANSWERED if dialect == V2 else _GUESSED_OUTPUTS
+        why = "what the server does not say of its model" if outputs else "how the model wants to be asked"
+        report.set("models", {"*" if dialect == MLFLOW else model.name: block}, why, comments=comments)
+    return straight._replace(caveat=_CAVEAT if outputs and dialect != V2 else "")
+
+
+def _inputs_to_set(straight: Straight, model: Model, report: Report) -> dict[str, Any]:
+    """The inputs of a model that its server does not describe; else nothing."""
     if not model.inputs:
         sent = ", ".join(f"{each.datatype} {list(each.shape)}" for each in straight.samples)
         report.note(
@@ -298,9 +303,14 @@ def set_models(straight: Straight, dialect: str, model: Model, report: Report) -
             "shapes under `models` are the trial's and not known to be the model's: correct them, since clients get "
             "them as metadata, and in other dialects than V2 requests that differ from them are refused"
         )
-    inputs = {}
-    if not model.outputs:  # `inputs` is the only form in which an input may be without a name
-        inputs = described(straight.samples if straight.form == "inputs" else straight.inputs)
+    if model.outputs:
+        return {}
+    # `inputs` is the only form in which an input may be without a name
+    return described(straight.samples if straight.form == "inputs" else straight.inputs)
+
+
+def _outputs_to_set(straight: Straight, dialect: str, model: Model, report: Report) -> dict[str, Any]:
+    """The outputs that the server does not describe."""
     known = [declared.name for declared in model.outputs]
     outputs = described(output for output in straight.outputs if output.name not in known)
     if outputs and dialect != V2:
@@ -310,15 +320,7 @@ def set_models(straight: Straight, dialect: str, model: Model, report: Report) -
             f"its answers do not say {unnamed}of which datatype outputs are, and numbers do not tell. Guessed from one "
             f"answer: {shown}. Put what the model computes under `models`: clients get what stands there"
         )
-        straight = straight._replace(caveat=_CAVEAT)
-    form = straight.form if straight.form == "row" else ""
-    said = {"format": form, "signature": model.signature, "inputs": inputs, "outputs": outputs}
-    if block := {key: value for key, value in said.items() if value}:
-        comments = {} if model.inputs else {"inputs": _AS_TRIED}
-        comments["outputs"] = _AS_ANSWERED if dialect == V2 else _GUESSED_OUTPUTS
-        why = "what the server does not say of its model" if outputs else "how the model wants to be asked"
-        report.set("models", {"*" if dialect == MLFLOW else model.name: block}, why, comments=comments)
-    return straight
+    return outputs
 
 
 # A model that speaks no protocol

@@ -186,7 +186,9 @@ async def _judge(asker: Asker, answer: Answer) -> None:
 async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> Said:
     """Which server answers; *first* is its answer to `GET /v2`. Raises `ProblemError` and `NoAnswerError`."""
     report.heading("The server")
-    said = await _v2(asker, first) or await _other(asker, first, model)
+    said = said_of_v2(first)
+    if not said.dialect:
+        said = await _without_metadata(asker, first, model)
     words = _SPEAKS[said.dialect]
     if said.title == TORCHSERVE:
         words = f"with service_envelope=kservev2 in its config.properties {words}"
@@ -201,29 +203,20 @@ async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> 
     return said
 
 
-async def _v2(asker: Asker, first: Answer) -> Said | None:
-    """The V2 server, recognized by *first* or by its health path; None if it is no V2 server."""
-    said = said_of_v2(first)
-    if said.dialect:
-        return said
+async def _without_metadata(asker: Asker, first: Answer, model: str) -> Said:
+    """The kind of a server whose answer to `GET /v2`, *first*, names none. Raises `ProblemError` if no kind fits."""
     if first.is_of_torchserve:
         return Said(V2, title=TORCHSERVE)
-    if first.status == 200:  # some servers answer every path with 200
-        return None
-    for path in ("/v2/health/live", "/v2/health/ready"):
-        health = await asker.get(path)
-        if health.status == 200 and not health.is_html:
+    if first.status != 200:  # some servers answer every path with 200
+        for path in ("/v2/health/live", "/v2/health/ready", *([Model(model).path] if model else [])):
+            answer = await asker.get(path)
+            if answer.status == 200 and not answer.is_html:
+                return Said(V2)
+        if await _listed(asker, _DESCRIBED):
             return Said(V2)
-    return Said(V2) if await _listed(asker, _DESCRIBED) else None
-
-
-async def _other(asker: Asker, first: Answer, model: str) -> Said:
-    """The kind of a server without paths below `/v2`. Raises `ProblemError` if no known kind fits."""
     said = await said_after(first, asker.get)
     if said.dialect:
         return said
-    if model and (await asker.get(Model(model).path)).status == 200:
-        return Said(V2)
     what = ""
     if lists_openai_models(await asker.get("/v1/models")):
         what = "; it lists models in OpenAI's interface, as servers of language models do, which is another"

@@ -8,10 +8,10 @@ here: requests that go straight to the server (`model`).
 import json
 import math
 import statistics
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.backend.questions import Answer
 from gateway.client.fronts import has_grpc
@@ -35,9 +35,21 @@ ROUNDS = 5
 
 _NO_TEXT = b"\xff\x00"  # not UTF-8
 
-_TEXTS, _OCTETS = "BYTES that are text", "BYTES that are no text"
-_KEYS = {"NaN": "nonfinite", "FP16": "half_precision", "BF16": "half_precision", _TEXTS: "", _OCTETS: "bytes"}
-"""What else clients may want to send, and the key that decides what becomes of it."""
+
+class Wish(NamedTuple):
+    """Something that clients may want to send."""
+
+    what: str
+    inputs: tuple[Tensor, ...]
+    """Nothing if the model does not allow it."""
+    key: str = ""
+    """The backend's, which decides what becomes of it."""
+    values: tuple[str | None, ...] = ()
+    """Values of the key to try, the likeliest first; None: as it is."""
+    rank: Callable[[tuple[Tensor, ...]], int] = lambda outputs: 1
+    """How well a value does by the outputs that come; 0: not at all."""
+    tried: tuple[Tensor, ...] = ()
+    """What is sent to try the values, if not `inputs`."""
 
 
 async def ask_calls(url: str, model: Model, report: Report) -> None:
@@ -138,17 +150,57 @@ class Crossing:
             ]
         self.report.table("What this small inference takes: the median of five", ways)
 
-    # What else clients may want to send
+    async def find_settings(self, wishes: Iterable[Wish]) -> None:
+        """Find the values of keys with which the server takes what is wished for, and set them."""
+        self.report.heading("What it takes in JSON")
+        if self.is_v2:
+            await self._find_members()
+        for wish in wishes:
+            ranks = {value: await self._rank(wish, value) for value in wish.values}
+            best = max(ranks, key=ranks.__getitem__, default=None)  # the first of equals
+            if best is not None and ranks[best]:
+                self.report.advise(wish.key, best, f"for {wish.what}")
 
-    async def others(self) -> dict[str, tuple[Tensor, ...]]:
-        """The inputs with what else clients may want to send, as far as the model allows it: keys of `_KEYS`."""
+    async def _rank(self, wish: Wish, value: str | None) -> int:
+        outputs = await self.outputs(wish.tried or wish.inputs, **({} if value is None else {wish.key: value}))
+        return 0 if outputs is None else wish.rank(outputs)
+
+    async def _find_members(self) -> None:
+        """Find out which members of a request make it fail; of the `id` also an answer that has another one."""
+        listed = [{"name": output.name} for output in self.straight.outputs]
+        members = {"id": "doctor", "outputs": listed, "parameters": {"trial": 1}}
+        answers = {name: await self.infer(self.straight.inputs, **{name: each}) for name, each in members.items()}
+        refused = [name for name, answer in answers.items() if not answer.is_good]
+        if refused:
+            words = " and ".join(", ".join(f"`{name}`" for name in refused).rsplit(", ", 1))
+            why = f" (the first: {answers[refused[0]].words})"
+            self.report.advise("leave_out", refused, f"requests with {words} fail", why)
+        else:
+            self.report.ok("it takes `id`, `outputs` and `parameters`")
+
+    async def wishes(self) -> list[Wish]:
+        """What else clients may want to send, as far as the model allows it."""
         inputs = self.straight.inputs
-        found = {"NaN": with_first_value(inputs, Kind.FLOAT, math.nan)}
-        for what, datatype in (("FP16", "FP16"), ("BF16", "BF16"), (_TEXTS, "BYTES")):
+        typed = {}
+        for datatype in ("FP16", "BF16", "BYTES"):
             is_there = any(each.datatype == datatype for each in inputs)
-            found[what] = inputs if is_there else await self._with_datatype(datatype) if self.is_v2 else ()
-        found[_OCTETS] = with_first_value(found[_TEXTS], Kind.BYTES, _NO_TEXT)
-        return {what: inputs for what, inputs in found.items() if inputs}
+            typed[datatype] = inputs if is_there else await self._with_datatype(datatype) if self.is_v2 else ()
+        nan, texts = with_first_value(inputs, Kind.FLOAT, math.nan), typed["BYTES"]
+        plain = await self.outputs(texts) or ()
+        wishes = [
+            Wish("NaN", nan, "nonfinite", ("as_null", "literal"), lambda outputs: 1 + has_nan(outputs)),
+            *(Wish(each, typed[each], "half_precision", (None, "promote")) for each in ("FP16", "BF16")),
+            Wish("BYTES that are text", texts),
+            Wish(
+                "BYTES that are no text",
+                with_first_value(texts, Kind.BYTES, _NO_TEXT),
+                "bytes",
+                ("base64",) if self.is_v2 else (),
+                lambda outputs: same(outputs, plain),  # a server that decodes it answers as to the text itself
+                texts,
+            ),
+        ]
+        return [wish for wish in wishes if wish.inputs]
 
     async def _with_datatype(self, datatype: str) -> tuple[Tensor, ...]:
         """The inputs with *datatype* for one of its kind; nothing if that makes no sense.
@@ -168,64 +220,7 @@ class Crossing:
         )
         return wanted if (await self.infer(control)).is_good else ()
 
-    async def find_settings(self, others: Mapping[str, tuple[Tensor, ...]]) -> None:
-        """Find out what of *others* the server cannot take, and set the keys that make up for it."""
-        if self.is_v2 or "NaN" in others:
-            self.report.heading("What it takes in JSON")
-        if "NaN" in others:
-            await self._find_nonfinite(others["NaN"])
-        if self.is_v2:
-            await self._find_members()
-            halves = [each for each in ("FP16", "BF16") if each in others]
-            if refused := [each for each in halves if not (await self.infer(others[each])).is_good]:
-                words = f"it refuses {' and '.join(refused)} in JSON"
-                self.report.advise("half_precision", "promote", words, " sends FP32 instead")
-            if _TEXTS in others:
-                await self._find_bytes(others[_TEXTS])
-
-    async def _find_nonfinite(self, inputs: tuple[Tensor, ...]) -> None:
-        """Find how to write NaN: as `null`, which is JSON, unless only the literal comes back as NaN."""
-        comes_back = {}
-        for policy in ("as_null", "literal"):
-            outputs = await self.outputs(inputs, nonfinite=policy)
-            if outputs is not None:
-                comes_back[policy] = has_nan(outputs)
-        if not comes_back:
-            self.report.note("it refuses NaN in JSON, `null` as well as the literal: the gateway refuses such inputs")
-            return
-        policy = max(comes_back, key=lambda each: comes_back[each])  # the first one, if both do or neither does
-        form, other = {"as_null": ("`null`", "the literal"), "literal": ("the literal NaN", "`null`")}[policy]
-        words = f"it {'reads' if comes_back[policy] else 'takes'} {form} for NaN"
-        if len(comes_back) == 1:
-            words += f", and refuses {other}"
-        self.report.advise("nonfinite", policy, words, " if inputs may hold NaN")
-
-    async def _find_members(self) -> None:
-        """Find out which members of a request make it fail; of the `id` also an answer that has another one."""
-        listed = [{"name": output.name} for output in self.straight.outputs]
-        members = {"id": "doctor", "outputs": listed, "parameters": {"trial": 1}}
-        answers = {name: await self.infer(self.straight.inputs, **{name: each}) for name, each in members.items()}
-        refused = [name for name, answer in answers.items() if not answer.is_good]
-        if refused:
-            words = " and ".join(", ".join(f"`{name}`" for name in refused).rsplit(", ", 1))
-            why = f" (the first: {answers[refused[0]].words})"
-            self.report.advise("leave_out", refused, f"requests with {words} fail", why)
-        else:
-            self.report.ok("it takes `id`, `outputs` and `parameters`")
-
-    async def _find_bytes(self, inputs: tuple[Tensor, ...]) -> None:
-        """Find out whether the server decodes base64 that is marked as such."""
-        plain, decoded = [await self.outputs(inputs, bytes=each) for each in ("utf8", "base64")]
-        if plain is not None and decoded is not None and same(plain, decoded):
-            self.report.note("it reads base64 for BYTES that are not text: `bytes: base64`")
-            self.report.note(
-                "its model then gets bytes, and text only where the client names a `content_type` like `str`"
-            )
-            self.report.set("bytes", "base64", "it reads base64, so BYTES need not be text")
-        else:
-            self.report.note("it does not read base64: BYTES have to be text (UTF-8)")
-
-    async def fill_table(self, others: Mapping[str, tuple[Tensor, ...]]) -> None:
+    async def fill_table(self, wishes: Iterable[Wish]) -> None:
         """Try the other requests that clients may want to send, and add them to the table."""
         inputs = self.straight.inputs
         in_json = [{**each.member, "data": each.values} for each in inputs]
@@ -236,8 +231,8 @@ class Crossing:
             answer = await self.post(inputs[0].blob, 0)
             is_undescribed = answer.status == 400 and "metadata" in answer.words
             self._can("send raw bytes (curl)", answer, more=". `models` can describe them" if is_undescribed else "")
-        for what, other in others.items():
-            self._can(f"send {what}", await self.infer(other), _KEYS[what])
+        for wish in wishes:
+            self._can(f"send {wish.what}", await self.infer(wish.inputs), wish.key)
 
     def _can(self, what: str, answer: Answer, key: str = "", more: str = "") -> None:
         """Add a row for a request whose *answer* may have needed the backend's *key*."""
