@@ -898,7 +898,7 @@ async def test_kserve_with_a_model_that_only_speaks_v1(folder: Path) -> None:
     assert found.table["infer in binary"] == GUESSED
     problem, guess = found.findings("problem")
     assert "`dialect: tensorflow`" in problem
-    assert "Guessed from one answer: output FP64" in guess
+    assert "Guessed from one inference: input FP32, output FP64." in guess
     assert found.code == 1
     assert missing_from(found, "KSERVEV1") == set()
 
@@ -927,8 +927,8 @@ async def test_mlflow(folder: Path, model: str, inputs: dict[str, Any], outputs:
     assert found.backend == {"dialect": "mlflow", "health": {}, "models": {"*": block}, "nonfinite": "as_null"}
     assert found.table["infer in binary"] == GUESSED
     (problem,) = found.findings("problem")
-    assert "numbers do not tell. Guessed from one answer" in problem
-    assert "# GUESSED from the numbers of one answer" in found.printed
+    assert "outputs are. Guessed from one inference" in problem
+    assert "outputs:  # GUESSED from one inference" in found.printed
     assert found.code == 1
     if model == "signed":
         assert missing_from(found, "MLFLOW") == set()

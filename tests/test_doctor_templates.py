@@ -64,7 +64,7 @@ async def test_a_template_is_written_from_a_sample_and_works_at_once(sample: str
         assert (found.code, found.complained) == (1, "")
         assert '{"probabilities": [[0.25, 0.5, 0.25]]' in found.findings("ok")[1]
         (problem,) = found.findings("problem")
-        assert "Guessed from their values: features FP32, probabilities FP32, labels BYTES." in problem
+        assert "Guessed from one inference: features FP32, probabilities FP32, labels BYTES." in problem
         assert found.table["infer in binary"].startswith("yes, with the same values as straight in JSON")
         assert found.backend["health"] == {"path": "/health"}
         assert found.backend["models"]["colours"] == {
@@ -77,7 +77,7 @@ async def test_a_template_is_written_from_a_sample_and_works_at_once(sample: str
             "answer": {"probabilities": "$.probabilities", "labels": "$.result.labels"},
         }
         alone = await doctor(url, "--path", "/predict", "--sample", sample, "--yaml")
-        assert "# GUESSED from the numbers" in alone.printed
+        assert "# GUESSED from one inference" in alone.printed
         backend = yaml.safe_load(alone.printed)["backends"]["default"]
         assert config.parse(alone.printed).backends["default"].dialect == "template"
         del backend["endpoints"]

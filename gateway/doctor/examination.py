@@ -144,7 +144,7 @@ class _Examination:
             straight = await first_inference(self._asker, self._said.dialect, model)
         except ProblemError as error:
             straight = await self._first_of_v1(model, error)
-        straight = set_models(straight, self._said.dialect, model, self._report)
+        set_models(straight, self._said.dialect, model, self._report)
         self._report.ok("a trial inference straight in JSON was answered")
         await self._find_framing(straight)
         return straight

@@ -51,14 +51,8 @@ _UNDESCRIBED = {
 }
 """The inputs that are tried with a model of which nothing is known, one at a time."""
 
-_CAVEAT = ", if the datatypes that were guessed are right"
-"""What else must be right so that clients get right values."""
-
-_AS_TRIED = "what the trial sent, and the server took: put the model's names, datatypes and shapes"
-_GUESSED_OUTPUTS = "GUESSED from the numbers of one answer: put the datatypes that the model computes"
-_AS_ANSWERED = "as they came back: correct the shapes"
-_GUESSED = "GUESSED from the numbers of one sample: put the datatypes that the model takes"
-"""Comments beside a model's inputs and outputs."""
+_GUESSED = "GUESSED from one inference: put the names, datatypes and shapes that the model has"
+"""The comment beside inputs and outputs."""
 
 MAX_SHOWN = 300
 """How many characters of the answer to a sample are shown."""
@@ -115,8 +109,6 @@ class Straight(NamedTuple):
     outputs: tuple[Tensor, ...]
     form: str = ""
     """The `format` of the configuration; empty for V2 and for templates."""
-    caveat: str = ""
-    """`_CAVEAT`, if datatypes were guessed."""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -279,48 +271,40 @@ def _decoded(value: Any) -> Any:
 # What is set of the model
 
 
-def set_models(straight: Straight, dialect: str, model: Model, report: Report) -> Straight:
-    """Set `models` to what the server does not say of *model*, and return *straight* with the caveat of a guess."""
+def set_models(straight: Straight, dialect: str, model: Model, report: Report) -> None:
+    """Set `models` to what the server does not say of *model*."""
     if dialect == V2 and model.has_metadata:
-        return straight
-    inputs, outputs = _inputs_to_set(straight, model, report), _outputs_to_set(straight, dialect, model, report)
-    form = straight.form if straight.form == "row" else ""
-    said = {"format": form, "signature": model.signature, "inputs": inputs, "outputs": outputs}
-    if block := {key: value for key, value in said.items() if value}:
-        comments = {} if model.inputs else {"inputs": _AS_TRIED}
-        comments["outputs"] = _AS_ANSWERED if dialect == V2 else _GUESSED_OUTPUTS
-        why = "what the server does not say of its model" if outputs else "how the model wants to be asked"
-        report.set("models", {"*" if dialect == MLFLOW else model.name: block}, why, comments=comments)
-    return straight._replace(caveat=_CAVEAT if outputs and dialect != V2 else "")
-
-
-def _inputs_to_set(straight: Straight, model: Model, report: Report) -> dict[str, Any]:
-    """The inputs of a model that its server does not describe; else nothing."""
-    if not model.inputs:
-        sent = ", ".join(f"{each.datatype} {list(each.shape)}" for each in straight.samples)
-        report.note(
-            f"the server does not say what the model's inputs and outputs are; it took {sent}. Names, datatypes and "
-            "shapes under `models` are the trial's and not known to be the model's: correct them, since clients get "
-            "them as metadata, and in other dialects than V2 requests that differ from them are refused"
-        )
-    if model.outputs:
-        return {}
+        return
     # `inputs` is the only form in which an input may be without a name
-    return described(straight.samples if straight.form == "inputs" else straight.inputs)
-
-
-def _outputs_to_set(straight: Straight, dialect: str, model: Model, report: Report) -> dict[str, Any]:
-    """The outputs that the server does not describe."""
+    inputs = described(straight.samples if straight.form == "inputs" else straight.inputs)
     known = [declared.name for declared in model.outputs]
     outputs = described(output for output in straight.outputs if output.name not in known)
-    if outputs and dialect != V2:
-        shown = ", ".join(f"{name} {output['datatype']}" for name, output in outputs.items())
-        unnamed = "what its output is called and " if OUTPUT in outputs else ""
-        report.problem(
-            f"its answers do not say {unnamed}of which datatype outputs are, and numbers do not tell. Guessed from one "
-            f"answer: {shown}. Put what the model computes under `models`: clients get what stands there"
+    how = {"format": "row" if straight.form == "row" else "", "signature": model.signature}
+    block = {**how, "inputs": {} if known else inputs, "outputs": outputs}
+    _set(dialect, model.name, block, {"inputs": {} if model.inputs else inputs, "outputs": outputs}, report)
+
+
+def _set(
+    dialect: str, model: str, block: Mapping[str, Any], guesses: Mapping[str, Mapping[str, Any]], report: Report
+) -> None:
+    """Set `models` to what is not empty in *block*; *guesses* are the inputs and outputs that no server has named."""
+    comments = {key: _GUESSED for key, tensors in guesses.items() if tensors}
+    if comments:
+        tensors = (each for side in guesses.values() for each in side.items())
+        shown = ", ".join(f"{name or '(no name)'} {each['datatype']}" for name, each in tensors)
+        words = (
+            f"the server does not say what the model's {' and '.join(comments)} are. Guessed from one inference: "
+            f"{shown}. Put the names, datatypes and shapes that the model has under `models`: clients have to send "
+            "them, and get them"
         )
-    return outputs
+        if dialect == V2:
+            report.note(words)
+        else:
+            report.problem(words)
+            report.caveat = ", if the datatypes that were guessed are right"
+    if block := {key: value for key, value in block.items() if value}:
+        why = "what the server does not say of its model" if comments else "how the model wants to be asked"
+        report.set("models", {"*" if dialect == MLFLOW else model: block}, why, comments=comments)
 
 
 # A model that speaks no protocol
@@ -373,18 +357,12 @@ async def try_sample(asker: Asker, path: str, document: Any, model: str, report:
     came = _guessed("the answer to the sample", answer.json, "output", is_answer=True)
     if answer.json is None or not came.tensors:
         raise ProblemError("the answer to the sample is no JSON that has outputs in it")
-    inputs, outputs = sent.described(), came.described()
-    shown = ", ".join(f"{name} {each['datatype']}" for name, each in (inputs | outputs).items())
-    report.problem(
-        f"neither the sample nor its answer says datatypes. Guessed from their values: {shown}. Put under `models` "
-        "the datatypes that the model takes and computes: clients must send the former, and get the latter"
-    )
     report.set("dialect", TEMPLATE, "it speaks no protocol: `models` says what it gets and what it answers")
+    inputs, outputs = sent.described(), came.described()
     request = {"path": path, "body": sent.body}
     block = {"inputs": inputs, "outputs": outputs, "request": request, "answer": came.paths}
-    why = "what is sent, and where the outputs stand, as the sample shows it"
-    report.set("models", {model: block}, why, comments={"inputs": _GUESSED, "outputs": _GUESSED_OUTPUTS})
-    return Straight(path, body, tuple(sent.tensors.values()), tuple(came.tensors.values()), caveat=_CAVEAT)
+    _set(TEMPLATE, model, block, {"inputs": inputs, "outputs": outputs}, report)
+    return Straight(path, body, tuple(sent.tensors.values()), tuple(came.tensors.values()))
 
 
 def _guessed(where: str, document: Any, only: str, *, is_answer: bool = False) -> Guess:

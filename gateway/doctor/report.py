@@ -43,6 +43,8 @@ class Report:
     """Keys of the backend, such as `nonfinite`."""
     abilities: list[tuple[str, str]] = field(default_factory=list)
     """What clients can do: what, and whether."""
+    caveat: str = ""
+    """What else must be right so that clients get right values, in words."""
     has_problem: bool = False
     infers: bool = False
     """Whether an inference has crossed the gateway."""

@@ -111,7 +111,7 @@ class Crossing:
         self.report.infers = True
         if same(outputs, self.straight.outputs):
             self.report.ok("the trial inference gives the same values in binary through the gateway, bit for bit")
-            self.report.can("infer in binary", f"yes, with the same values as straight in JSON{self.straight.caveat}")
+            self.report.can("infer in binary", f"yes, with the same values as straight in JSON{self.report.caveat}")
         else:
             self.report.note(
                 "the trial inference gives other values through the gateway than straight. If the model always answers "
