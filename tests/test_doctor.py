@@ -497,6 +497,7 @@ async def server_with(habits: Habits, *middlewares: Any, prefix: str = "") -> As
 
 
 MORE = "send an id, list outputs"
+FP32 = {"datatype": "FP32", "shape": [-1, 4]}
 PLAIN = {"health": {}, "nonfinite": "as_null"}
 
 
@@ -517,7 +518,11 @@ PLAIN = {"health": {}, "nonfinite": "as_null"}
         (Habits(refused=("outputs",)), {**PLAIN, "leave_out": ["outputs"]}, "send an id, list outputs"),
         (Habits(makes_ids=True), {**PLAIN, "leave_out": ["id"]}, "send an id, list outputs"),
         (Habits(refused=("outputs",), makes_ids=True), {**PLAIN, "leave_out": ["id", "outputs"]}, MORE),
-        (Habits(datatypes=("FP32", "FP64", "FP16")), {**PLAIN, "half_precision": "promote"}, "send BF16"),
+        (
+            Habits(datatypes=("FP32", "FP16"), has_metadata=False),
+            {**PLAIN, "models": {"m": {"inputs": {"x": FP32}, "outputs": {"y": FP32}}}, "half_precision": "promote"},
+            "send BF16",
+        ),
         (Habits(datatypes=("FP16", "BYTES"), input_type="FP16"), PLAIN, "send FP16"),
         (Habits(input_type="BYTES", decodes=True), {"health": {}, "bytes": "base64"}, "send BYTES that are no text"),
         (Habits(input_type="BYTES"), {"health": {}}, "send BYTES that are text"),

@@ -133,10 +133,10 @@ class _Examination:
         for path in filter(None, (usual, "/ping", *usual_of_others)):
             answer = await self._asker.get(path)
             if answer.status == 200 and not answer.is_html:
-                self._report.set("health", {} if path == usual else {"path": path}, _WHY_HEALTH, is_needed=False)
+                self._report.set("health", {} if path == usual else {"path": path}, _WHY_HEALTH)
                 return
         if dialect == TENSORFLOW:  # the answer that there is no such model will do: it shows that the server runs
-            self._report.set("health", {}, _WHY_HEALTH, is_needed=False)
+            self._report.set("health", {}, _WHY_HEALTH)
 
     async def _first(self, model: Model) -> Straight:
         """The first inference of *model*, and what it shows. Raises `ProblemError`."""

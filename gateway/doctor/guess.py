@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gateway.doctor.tensors import Tensor, blob_of, described, flat, guessed, shape_of
+from gateway.doctor.tensors import Tensor, blob_of, described, flat, likely_datatype, shape_of
 
 
 class Guess:
@@ -18,7 +18,7 @@ class Guess:
         self,
         document: Any,
         only: str,
-        datatype_of: Callable[[str, Sequence[Any]], str] = lambda name, values: guessed(values),
+        datatype_of: Callable[[str, Sequence[Any]], str] = lambda name, values: likely_datatype(values),
         *,
         is_answer: bool = False,
     ) -> None:

@@ -26,7 +26,7 @@ from gateway.doctor.tensors import (
     Tensor,
     UnreadableError,
     described,
-    guessed,
+    likely_datatype,
     outputs_of,
     sample,
     samples_for,
@@ -50,9 +50,6 @@ _UNDESCRIBED = {
     MLFLOW: _NAMELESS,
 }
 """The inputs that are tried with a model of which nothing is known, one at a time."""
-
-_GUESSED = "GUESSED from one inference: put the names, datatypes and shapes that the model has"
-"""The comment beside inputs and outputs."""
 
 MAX_SHOWN = 300
 """How many characters of the answer to a sample are shown."""
@@ -248,7 +245,7 @@ def _outputs_of(answer: Answer, model: Model) -> tuple[Tensor, ...]:
     is_double = any(declared.datatype == "FP64" for declared in model.inputs)
 
     def datatype_of(name: str, values: Sequence[Any]) -> str:
-        likely = guessed(values)
+        likely = likely_datatype(values)
         return said.get(name, "FP64" if is_double and likely == "FP32" else likely)
 
     value = answer.member("predictions") if answer.member("outputs") is None else answer.member("outputs")
@@ -288,12 +285,12 @@ def _set(
     dialect: str, model: str, block: Mapping[str, Any], guesses: Mapping[str, Mapping[str, Any]], report: Report
 ) -> None:
     """Set `models` to what is not empty in *block*; *guesses* are the inputs and outputs that no server has named."""
-    comments = {key: _GUESSED for key, tensors in guesses.items() if tensors}
-    if comments:
+    guessed = [key for key, tensors in guesses.items() if tensors]
+    if guessed:
         tensors = (each for side in guesses.values() for each in side.items())
         shown = ", ".join(f"{name or '(no name)'} {each['datatype']}" for name, each in tensors)
         words = (
-            f"the server does not say what the model's {' and '.join(comments)} are. Guessed from one inference: "
+            f"the server does not say what the model's {' and '.join(guessed)} are. Guessed from one inference: "
             f"{shown}. Put the names, datatypes and shapes that the model has under `models`: clients have to send "
             "them, and get them"
         )
@@ -303,8 +300,8 @@ def _set(
             report.problem(words)
             report.caveat = ", if the datatypes that were guessed are right"
     if block := {key: value for key, value in block.items() if value}:
-        why = "what the server does not say of its model" if comments else "how the model wants to be asked"
-        report.set("models", {"*" if dialect == MLFLOW else model: block}, why, comments=comments)
+        why = "what the server does not say of its model" if guessed else "how the model wants to be asked"
+        report.set("models", {"*" if dialect == MLFLOW else model: block}, why, guessed)
 
 
 # A model that speaks no protocol

@@ -5,7 +5,7 @@ Not here: the questions.
 
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TextIO
 
@@ -18,16 +18,17 @@ MAX_CHARACTERS = 2000
 """How many characters of a finding are printed; only quoted words of a server can make one longer."""
 
 
+_GUESSED = "  # GUESSED from one inference: put the names, datatypes and shapes that the model has"
+
+
 class Setting(NamedTuple):
     """A key of the backend that should be set."""
 
     value: Any
     why: str
     """A few words, for the comment in the file."""
-    is_needed: bool = True
-    """Whether clients would miss something without it."""
-    comments: Mapping[str, str] = {}
-    """Of `models`: what is said beside the `inputs` and the `outputs`, above all that they are guessed."""
+    guessed: Collection[str] = ()
+    """Of `models`: which of `inputs` and `outputs` are guesses."""
 
 
 class ProblemError(Exception):
@@ -66,11 +67,9 @@ class Report:
         self.has_problem = True
         self._print("  problem  ", words)
 
-    def set(
-        self, key: str, value: Any, why: str, *, is_needed: bool = True, comments: Mapping[str, str] | None = None
-    ) -> None:
-        """Note that the backend's *key* should have *value*."""
-        self.settings[key] = Setting(value, why, is_needed, comments or {})
+    def set(self, key: str, value: Any, why: str, guessed: Collection[str] = ()) -> None:
+        """Note that the backend's *key* should have *value*; see `Setting`."""
+        self.settings[key] = Setting(value, why, guessed)
 
     def advise(self, key: str, value: Any, why: str, more: str = "") -> None:
         """Note that the backend's *key* should have *value*, and print *why*, which is what the server does."""
@@ -95,8 +94,8 @@ class Report:
 
     @property
     def works_as_it_is(self) -> bool:
-        """Whether an inference has crossed the gateway, and no setting or problem was found."""
-        return self.infers and not self.has_problem and not any(setting.is_needed for setting in self.settings.values())
+        """Whether an inference has crossed the gateway, and no problem was found nor a key that clients would miss."""
+        return self.infers and not self.has_problem and self.settings.keys() <= {"health"}
 
     def _print(self, begin: str, words: str) -> None:
         """Print *words* behind *begin*, wrapped."""
@@ -132,7 +131,7 @@ def _models(setting: Setting) -> Iterator[str]:
             if not isinstance(value, dict):
                 yield f"  {key}: {as_yaml(value)}"
                 continue
-            yield f"  {key}:  # {setting.comments[key]}" if key in setting.comments else f"  {key}:"
+            yield f"  {key}:{_GUESSED}" if key in setting.guessed else f"  {key}:"
             for name, described in value.items():
                 yield f"    {_scalar(name)}: {as_yaml(described)}"
 

@@ -4,7 +4,6 @@ On purpose without the gateway's codec, because the trials judge the codec's wor
 """
 
 import base64
-import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,9 +23,6 @@ MAX_ELEMENTS = 4_000_000
 
 SIZES = (4, 1, 16, 32, 224)
 """What variable dimensions are set to: the first of these that the model takes. A batch stays 1."""
-
-PERIOD = 80
-"""After so many values of any datatype those of a sample begin again."""
 
 
 class UnreadableError(Exception):
@@ -85,24 +81,12 @@ def described(tensors: Iterable[Declared]) -> dict[str, Any]:
 # What is sent
 
 
-def _value(datatype: str, number: int) -> Any:
-    """A small value, which any model should survive, and which the datatype holds exactly but for tenths of FP32."""
-    row = DATATYPES[datatype]
-    if row.kind is Kind.BYTES:
-        return f"text {number}"
-    if row.kind is Kind.BOOL:
-        return number % 2 == 0
-    if row.kind is Kind.INTEGER:
-        return number % 4
-    # tenths are no sums of powers of two, so they show whether a value is rounded on its way
-    return number % 16 / 16 if row.item_bytes == 2 else number % 10 / 10
-
-
 def sample(name: str, datatype: str, shape: Sequence[int]) -> Tensor:
-    """A tensor of small values, which are the same again after `PERIOD`."""
-    values = itertools.cycle([_value(datatype, number) for number in range(PERIOD)])
-    blob = blob_of(datatype, list(itertools.islice(values, math.prod(shape))))
-    return Tensor(name, datatype, tuple(shape), blob)
+    """A tensor of small values, which any model should survive."""
+    # tenths are no sums of powers of two, so they show whether a value is rounded on its way
+    forms = {Kind.BYTES: "text {}".format, Kind.FLOAT: lambda number: number % 10 / 10}
+    value_of = forms.get(DATATYPES[datatype].kind, lambda number: number % 2)
+    return Tensor(name, datatype, tuple(shape), blob_of(datatype, [*map(value_of, range(math.prod(shape)))]))
 
 
 def samples_for(inputs: Sequence[Declared]) -> Iterator[tuple[Tensor, ...]]:
@@ -161,7 +145,7 @@ def shape_of(data: Any, *, has_missing: bool = False) -> tuple[int, ...] | None:
     return array.shape if is_tensor else None
 
 
-def guessed(values: Sequence[Any]) -> str:
+def likely_datatype(values: Sequence[Any]) -> str:
     """The likeliest datatype of *values* of JSON, among the datatypes that hold them exactly, if one does."""
     kinds = set(map(_kind, values))
     if Kind.BYTES in kinds:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gateway.backend.questions import Answer
 from gateway.client.fronts import has_grpc
-from gateway.codec import DATATYPES, Kind
+from gateway.codec import Kind
 from gateway.doctor.asking import Asker, gateway
 from gateway.doctor.model import Model, Straight
 from gateway.doctor.report import Report, Setting, as_yaml
@@ -181,44 +181,26 @@ class Crossing:
     async def wishes(self) -> list[Wish]:
         """What else clients may want to send, as far as the model allows it."""
         inputs = self.straight.inputs
-        typed = {}
-        for datatype in ("FP16", "BF16", "BYTES"):
-            is_there = any(each.datatype == datatype for each in inputs)
-            typed[datatype] = inputs if is_there else await self._with_datatype(datatype) if self.is_v2 else ()
-        nan, texts = with_first_value(inputs, Kind.FLOAT, math.nan), typed["BYTES"]
-        plain = await self.outputs(texts) or ()
+        texts = self._with("BYTES")
+        plain = (await self.outputs(texts) if texts else None) or ()
+        nan, octets = with_first_value(inputs, Kind.FLOAT, math.nan), with_first_value(texts, Kind.BYTES, _NO_TEXT)
+        base64 = ("base64",) if self.is_v2 else ()
         wishes = [
             Wish("NaN", nan, "nonfinite", ("as_null", "literal"), lambda outputs: 1 + has_nan(outputs)),
-            *(Wish(each, typed[each], "half_precision", (None, "promote")) for each in ("FP16", "BF16")),
+            *(Wish(each, self._with(each), "half_precision", (None, "promote")) for each in ("FP16", "BF16")),
             Wish("BYTES that are text", texts),
-            Wish(
-                "BYTES that are no text",
-                with_first_value(texts, Kind.BYTES, _NO_TEXT),
-                "bytes",
-                ("base64",) if self.is_v2 else (),
-                lambda outputs: same(outputs, plain),  # a server that decodes it answers as to the text itself
-                texts,
-            ),
+            # a server that decodes base64 answers as to the text itself
+            Wish("BYTES that are no text", octets, "bytes", base64, lambda outputs: same(outputs, plain), texts),
         ]
         return [wish for wish in wishes if wish.inputs]
 
-    async def _with_datatype(self, datatype: str) -> tuple[Tensor, ...]:
-        """The inputs with *datatype* for one of its kind; nothing if that makes no sense.
-
-        It does if the model takes any datatype of this kind, which another one of it shows.
-        """
-        inputs = self.straight.inputs
-        kind = DATATYPES[datatype].kind
-        kinds = [DATATYPES[each.datatype].kind for each in inputs]
-        if kind not in kinds and self.model.inputs:
-            return ()
-        index = kinds.index(kind) if kind in kinds else 0
-        old = inputs[index]
-        other = "BYTES" if kind is Kind.BYTES else "FP32" if old.datatype == "FP64" else "FP64"
-        control, wanted = (
-            (*inputs[:index], sample(old.name, each, old.shape), *inputs[index + 1 :]) for each in (other, datatype)
-        )
-        return wanted if (await self.infer(control)).is_good else ()
+    def _with(self, datatype: str) -> tuple[Tensor, ...]:
+        """The inputs if *datatype* is among them, or may be, because nothing is known of the model; else nothing."""
+        first, *others = self.straight.inputs
+        if any(each.datatype == datatype for each in self.straight.inputs):
+            return self.straight.inputs
+        is_unknown = self.is_v2 and not self.model.inputs
+        return (sample(first.name, datatype, first.shape), *others) if is_unknown else ()
 
     async def fill_table(self, wishes: Iterable[Wish]) -> None:
         """Try the other requests that clients may want to send, and add them to the table."""
