@@ -4,12 +4,12 @@ Not here: the data of the status page (`status`).
 """
 
 import asyncio
-import hashlib
 import logging
 import re
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from gateway.client import listeners
 from gateway.client.server import CUT_S
 from gateway.config import Address, Config, masked
 from gateway.process.status import Status
-
-_PAGE = Path(__file__).with_name("status.html")
 
 MAX_CONNECTIONS = 64
 """The most connections of operators and machines; beyond it the oldest is closed, so that probes always get through."""
@@ -36,25 +34,18 @@ log = logging.getLogger("gateway")
 _unheard = logging.getLogger("gateway.admin")
 _unheard.addFilter(lambda _: False)
 
-_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-
+_PAGE = Path(__file__).with_name("status.html").read_text(encoding="utf-8")
+_PARTS = re.findall("<(style|script)>(.*?)</", _PAGE, re.DOTALL)
 _NEVER_KEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-
-
-def _policy(page: str) -> str:
-    """The Content-Security-Policy of *page*: its own style and script run, and it talks to this listener alone.
-
-    The page shows texts that clients and backends have sent. With `require-trusted-types-for` the browser refuses
-    every operation of the script that could turn such a text into markup.
-    """
-    (style,) = re.findall("<style>(.*?)</style>", page, re.DOTALL)
-    (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
-    hashes = [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
-    return (
-        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"
-    )
+_HEADERS_OF_PAGE = {
+    **_NEVER_KEPT,
+    # The page's own style and script run, and it talks to this listener alone. It shows texts that clients and backends
+    # have sent: the browser refuses every operation of the script that could turn such a text into markup.
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'; "
+    + "; ".join(f"{tag}-src 'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for tag, text in _PARTS),
+    "Referrer-Policy": "no-referrer",
+}
 
 
 class _Server(web.Server):
@@ -95,23 +86,19 @@ class AdminListener:
         """
         self._address = address
         self._config = config
-        self._metrics_text = metrics
-        self._not_ready = not_ready
-        self._current_status = status
-        self._stalled = stalled
+        self._pieces = metrics
+        self._status = status
         self._scraping = asyncio.Lock()
         """Held by one scrape at a time, so that each turn of the event loop makes one piece however many wait."""
         self._looked_s = -FRESH_S
         self._seen = b""
         """The last status, as JSON."""
-        self._page = _PAGE.read_text(encoding="utf-8")
-        self._policy = _policy(self._page)
-        self._handlers: dict[str, Callable[[web.BaseRequest], Awaitable[web.Response]]] = {
-            "/": self._status_page,
-            "/-/status": self._status,
+        self._answers: dict[str, Callable[[], Awaitable[web.Response]]] = {
+            "/": self._page,
+            "/-/status": self._status_as_json,
             "/metrics": self._metrics,
-            "/-/live": self._live,
-            "/-/ready": self._ready,
+            "/-/live": lambda: _said("live", stalled()),
+            "/-/ready": lambda: _said("ready", not_ready()),
             "/-/config": self._configuration,
         }
         self._server: web.Server | None = None
@@ -134,46 +121,39 @@ class AdminListener:
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         # aiohttp's router is not used: its refusals repeat odd bytes of the request and fail to encode them
-        handler = self._handlers.get(request.path)
-        if handler is None:
-            return web.Response(status=404, text=f"not found; known are {', '.join(self._handlers)}\n")
+        answer = self._answers.get(request.path)
+        if answer is None:
+            return web.Response(status=404, text=f"not found; known are {', '.join(self._answers)}\n")
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, text="expected GET or HEAD\n", headers={"Allow": "GET, HEAD"})
         try:
-            return await handler(request)
+            return await answer()
         except Exception:
             log.exception("%s of the admin listener could not be answered", request.path)
             return web.Response(status=500, text="internal error; the log has the details\n")
 
-    async def _status_page(self, request: web.BaseRequest) -> web.Response:
-        headers = {**_NEVER_KEPT, "Content-Security-Policy": self._policy, "Referrer-Policy": "no-referrer"}
-        return web.Response(text=self._page, content_type="text/html", headers=headers)
+    async def _page(self) -> web.Response:
+        return web.Response(text=_PAGE, content_type="text/html", headers=_HEADERS_OF_PAGE)
 
-    async def _status(self, request: web.BaseRequest) -> web.Response:
+    async def _status_as_json(self) -> web.Response:
         if time.monotonic() - self._looked_s > FRESH_S:
-            self._seen = msgspec.json.encode(self._current_status())
+            self._seen = msgspec.json.encode(self._status())
             self._looked_s = time.monotonic()
         return web.Response(body=self._seen, content_type="application/json", headers=_NEVER_KEPT)
 
-    async def _metrics(self, request: web.BaseRequest) -> web.Response:
+    async def _metrics(self) -> web.Response:
         text = ""
         async with self._scraping:
-            for piece in self._metrics_text():
+            for piece in self._pieces():
                 text += piece
                 await asyncio.sleep(0)  # in one process, clients are served on this loop
-        return web.Response(text=text, headers={"Content-Type": _PROMETHEUS})
+        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
-    async def _live(self, request: web.BaseRequest) -> web.Response:
-        return _said("live", self._stalled())
-
-    async def _ready(self, request: web.BaseRequest) -> web.Response:
-        return _said("ready", self._not_ready())
-
-    async def _configuration(self, request: web.BaseRequest) -> web.Response:
+    async def _configuration(self) -> web.Response:
         text = msgspec.json.format(msgspec.json.encode(masked(self._config())), indent=2)
         return web.Response(body=text + b"\n", content_type="application/json")
 
 
-def _said(word: str, reason: str | None) -> web.Response:
+async def _said(word: str, reason: str | None) -> web.Response:
     """200 with *word*; or 503 with the *reason*, if there is one."""
     return web.Response(status=200 if reason is None else 503, text=f"{reason or word}\n")
