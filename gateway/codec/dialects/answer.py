@@ -18,9 +18,10 @@ Not here: how the text is walked along the paths (`walk`), how a value is read (
 gets that is not sent.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 
-import orjson
+import msgspec
+from msgspec import UNSET, Raw
 
 from gateway.codec.dialects.description import OCTETS_SUFFIX, ModelDescription
 from gateway.codec.dialects.output import Output
@@ -32,7 +33,8 @@ from gateway.codec.json.brackets import MAX_TEXT_DEPTH
 from gateway.codec.tensors import number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind
 from gateway.codec.tensors.pieces import SPACE
-from gateway.codec.v2.reply import Reply, ReplyOutput, ReplyText
+from gateway.codec.v2.messages import LIST_LATER, Answer, Entry
+from gateway.codec.v2.reply import Reply, ReplyOutput, reply_header
 from gateway.codec.values import SHORT_BYTES
 from gateway.errors import CodecError
 
@@ -115,13 +117,11 @@ class DialectAnswer:
         for name in self._selection.named or [tensor.name for tensor in self._description.outputs]:
             if name in found:
                 continue
-            words = self._walk.lacking(name) or (
-                "was requested, but the answer does not have it"
-                if self._selection.named
-                else "the answer does not have it, but the model's description does"
-            )
-            colon = "" if words.startswith("was") else ":"
-            raise CodecError(f"{label_of('output', name)}{colon} {words}")
+            lacking = self._walk.lacking(name)
+            words = f": {lacking}" if lacking else ": the answer does not have it, but the model's description does"
+            if self._selection.named and not lacking:
+                words = " was requested, but the answer does not have it"
+            raise CodecError(f"{label_of('output', name)}{words}")
         for output in outputs if self._form.paths is not None else ():
             output.check_shape()
 
@@ -138,64 +138,54 @@ class DialectAnswer:
         self._text.buffer.clear()
 
     def _reply(self, outputs: list[Output]) -> Generator[None, None, Reply]:
-        """The outputs as the client wants each of them, in V2's words and order (protocol 4.1, 4.4, 4.6)."""
-        text = ReplyText()
-        text.add(reply_beginning(self._model, self._version, self._request_id))
+        """The outputs as the client wants each of them, in V2's words (protocol 4.1, 4.4, 4.6)."""
+        answer = Answer(model_name=_raw(self._model), outputs=[])
+        if self._version is not None:
+            answer.model_version = _raw(self._version)
+        if self._request_id:
+            answer.id = Raw(self._request_id)
         binary: list[ReplyOutput] = []
-        for index, output in enumerate(outputs):
-            if index:
-                text.add(b",")
+        later: list[list[bytes]] = []
+        for output in outputs:
+            entry = Entry(_raw(output.name), _raw(output.whole_shape), _raw(output.datatype.name))
+            answer.outputs.append(entry)
             if self._selection.is_binary(output.name):
-                text.add(entry_text(output, {"binary_data_size": output.n_bytes}))
+                entry.parameters = {"binary_data_size": _raw(output.n_bytes)}
                 blobs = [memoryview(blob) for blob in output.blobs]
                 binary.append(ReplyOutput(output.name, output.datatype, output.shape, {}, blobs))
-                yield
             else:
-                yield from self._print(output, text)
-        text.add(b"]}")
-        return Reply(text.pieces(), binary, sum(output.nonfinite for output in outputs))
-
-    def _print(self, output: Output, text: ReplyText) -> Generator[None, None, None]:
-        """Add an output that the client wants in JSON to *text*; its values go as they are printed."""
-        for piece in json_pieces(output, self._form):
-            text.add(piece)
-            self._reply_bytes += len(piece)
+                is_octets = self._form.b64_objects and output.name.endswith(OCTETS_SUFFIX)
+                is_base64 = output.datatype.kind is Kind.BYTES and (output.is_base64 or is_octets)
+                entry.parameters = {"content_type": _raw("base64")} if is_base64 else UNSET
+                entry.data = LIST_LATER
+                later.append([])
+                for piece in _pieces(output, is_base64=is_base64):
+                    later[-1].append(piece)
+                    self._reply_bytes += len(piece)
+                    yield
             yield
+        return Reply(reply_header(answer, later), binary, sum(output.nonfinite for output in outputs))
 
 
-def reply_beginning(model: str, version: str | None, request_id: bytes) -> bytes:
-    """A reply up to its first output, as `DialectAnswer` gets what is in it (protocol 4.6)."""
-    said = b"" if version is None else b',"model_version":' + orjson.dumps(version)
-    identity = b',"id":' + request_id if request_id else b""
-    return b'{"model_name":%b%b%b,"outputs":[' % (orjson.dumps(model), said, identity)
+def _raw(value: object) -> Raw:
+    return Raw(msgspec.json.encode(value))
 
 
-def entry_text(output: Output, parameters: Mapping[str, object]) -> bytes:
-    """An output without its data, as the client gets it (protocol 4.4)."""
-    entry = {"name": output.name, "shape": output.whole_shape, "datatype": output.datatype.name}
-    return orjson.dumps({**entry, "parameters": parameters} if parameters else entry)
-
-
-def json_pieces(output: Output, form: AnswerForm) -> Iterator[bytes]:
-    """An output that the client wants in JSON, whose values go as they are printed.
+def _pieces(output: Output, *, is_base64: bool) -> Iterator[bytes]:
+    """The values of *output* as the inside of a JSON array; they go as they are printed.
 
     Raises `CodecError` for BYTES that are no text.
     """
-    is_base64 = output.is_base64 or (
-        form.b64_objects and output.datatype.kind is Kind.BYTES and output.name.endswith(OCTETS_SUFFIX)
-    )
-    yield entry_text(output, {"content_type": "base64"} if is_base64 else {})[:-1] + b',"data":['
     separator = b""
     blobs, output.blobs, output.n_bytes = output.blobs, [], 0
     while blobs:
-        for piece in _pieces(output, memoryview(blobs.pop(0)), is_base64=is_base64):
+        for piece in _pieces_of(output, memoryview(blobs.pop(0)), is_base64=is_base64):
             yield separator + piece
             separator = b""
         separator = b","
-    yield b"]}"
 
 
-def _pieces(output: Output, blob: memoryview, *, is_base64: bool) -> Iterator[bytes | bytearray]:
+def _pieces_of(output: Output, blob: memoryview, *, is_base64: bool) -> Iterator[bytes | bytearray]:
     """The values in *blob* as the inside of a JSON array. Raises `CodecError` for BYTES that are no text."""
     if output.datatype.kind is not Kind.BYTES:
         yield from number_printing.literal_pieces(output.datatype.view(blob), output.datatype)

@@ -34,64 +34,14 @@ MAX_PATHS = 256
 MAX_NAMED = 10
 """The most signatures that an error names."""
 
-DTYPES = {
-    "DT_BOOL": "BOOL",
-    "DT_UINT8": "UINT8",
-    "DT_UINT16": "UINT16",
-    "DT_UINT32": "UINT32",
-    "DT_UINT64": "UINT64",
-    "DT_INT8": "INT8",
-    "DT_INT16": "INT16",
-    "DT_INT32": "INT32",
-    "DT_INT64": "INT64",
-    "DT_HALF": "FP16",
-    "DT_FLOAT": "FP32",
-    "DT_DOUBLE": "FP64",
-    "DT_BFLOAT16": "BF16",
-    "DT_STRING": "BYTES",
-}
+_OTHER_NAMES = {"FP16": "HALF", "FP32": "FLOAT", "FP64": "DOUBLE", "BF16": "BFLOAT16", "BYTES": "STRING"}
+DTYPES = {f"DT_{_OTHER_NAMES.get(name, name)}": datatype for name, datatype in DATATYPES.items()}
 """TensorFlow's datatypes by the names in its metadata. TensorFlow Serving itself reads and writes no JSON of DT_UINT16,
 DT_HALF and DT_BFLOAT16: it answers 501 and 400."""
 
 
 _COLUMNS = AnswerForm(("outputs", "predictions"), b64_objects=True)
 _ROWS = AnswerForm(("predictions",), b64_objects=True, in_rows=True)
-
-
-class _Dimension(msgspec.Struct, frozen=True):
-    size: str | int = 0  # protobuf writes integers of 64 bits as strings
-
-
-class _Shape(msgspec.Struct, frozen=True):
-    dim: list[_Dimension] = []
-    unknown_rank: bool = False
-
-
-class _Tensor(msgspec.Struct, frozen=True):
-    dtype: str = ""
-    tensor_shape: _Shape = _Shape()
-
-
-class _Signature(msgspec.Struct, frozen=True):
-    inputs: dict[str, _Tensor] = {}
-    outputs: dict[str, _Tensor] = {}
-
-
-class _SignatureDef(msgspec.Struct, frozen=True):
-    signature_def: dict[str, msgspec.Raw]
-
-
-class _Metadata(msgspec.Struct, frozen=True):
-    signature_def: _SignatureDef
-
-
-class _Spec(msgspec.Struct, frozen=True):
-    version: str = ""
-
-
-class _Description(msgspec.Struct, frozen=True):
-    metadata: _Metadata
-    model_spec: _Spec = _Spec()
 
 
 class TensorFlow(Dialect):
@@ -128,22 +78,22 @@ class TensorFlow(Dialect):
 
     def read_description(self, text: bytes, signature: str) -> ModelDescription:
         """The inputs and outputs of *signature*, in the order of their names: the server gives them in any order."""
-        try:
-            said = msgspec.json.decode(text, type=_Description)
-            signatures = said.metadata.signature_def.signature_def
-            name = signature or DEFAULT_SIGNATURE
-            if name not in signatures:
-                names = ", ".join(sorted(signatures)[:MAX_NAMED]) or "none"
-                raise CodecError(
-                    f"the model has no {label_of('signature', name)}; set `signature` to one of these: {names}"
-                )
-            described = msgspec.json.decode(signatures[name], type=_Signature)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise CodecError(f"what the server says of the model cannot be read: {error}") from None
+        metadata = document_of(text)
+        signatures = find(("metadata", "signature_def", "signature_def"), metadata)
+        name = signature or DEFAULT_SIGNATURE
+        if isinstance(signatures, dict) and name not in signatures:
+            names = ", ".join(sorted(signatures)[:MAX_NAMED]) or "none"
+            raise CodecError(
+                f"the model has no {label_of('signature', name)}; set `signature` to one of these: {names}"
+            )
+        described = find((name,), signatures)
+        if not isinstance(described, dict):
+            raise CodecError("what the server says of the model cannot be read: it has no signatures where they belong")
+        version = find(("model_spec", "version"), metadata)
         return ModelDescription(
-            _tensors(described.inputs),
-            _tensors(described.outputs),
-            versions=(said.model_spec.version,) if said.model_spec.version else (),
+            _tensors(described.get("inputs")),
+            _tensors(described.get("outputs")),
+            versions=(version,) if isinstance(version, str) and version else (),
             platform="tensorflow_savedmodel",
         )
 
@@ -212,20 +162,24 @@ def _path(model: str, version: str | None) -> str:
     return path if version is None else f"{path}/versions/{quote(version, safe='')}"
 
 
-def _tensors(described: dict[str, _Tensor]) -> tuple[TensorDescription, ...]:
-    tensors = []
-    for name, tensor in sorted(described.items()):
-        datatype = DTYPES.get(tensor.dtype.removesuffix("_REF"), "")
-        tensors.append(TensorDescription(name, DATATYPES.get(datatype), _shape(tensor.tensor_shape)))
-    return tuple(tensors)
+def _tensors(described: Any) -> tuple[TensorDescription, ...]:
+    known = described if isinstance(described, dict) else {}
+    return tuple(
+        TensorDescription(
+            name,
+            DTYPES.get(str(find(("dtype",), tensor)).removesuffix("_REF")),
+            _shape(find(("tensor_shape",), tensor)),
+        )
+        for name, tensor in sorted(known.items())
+    )
 
 
-def _shape(shape: _Shape) -> tuple[int, ...] | None:
+def _shape(shape: Any) -> tuple[int, ...] | None:
     """None if it is not known, or none that a tensor can have."""
-    if shape.unknown_rank or len(shape.dim) > MAX_RANK:
+    dimensions = find(("dim",), shape) or []
+    if find(("unknown_rank",), shape) or not isinstance(dimensions, list) or len(dimensions) > MAX_RANK:
         return None
-    try:
-        sizes = tuple(int(dimension.size) for dimension in shape.dim)
-    except ValueError:
+    try:  # protobuf writes integers of 64 bits as strings
+        return tuple(max(int(find(("size",), dimension) or 0), -1) for dimension in dimensions)
+    except (TypeError, ValueError):
         return None
-    return tuple(max(size, -1) for size in sizes)

@@ -36,11 +36,10 @@ from gateway.codec.v2.messages import (
     Entry,
     Parameters,
     check_count,
-    printed,
     read_description,
     text_of,
 )
-from gateway.codec.v2.reply import Reply, ReplyOutput, ReplyText
+from gateway.codec.v2.reply import Reply, ReplyOutput, reply_header
 from gateway.codec.values import shaped_value
 from gateway.errors import CodecError
 
@@ -282,7 +281,7 @@ class InferAnswer:
 
     def _reply(self, answer: Answer) -> Generator[None, None, Reply]:
         check_count(answer.outputs, "outputs", self._limits.max_tensors)
-        self._take_id(answer)
+        self._label(answer)
         kept: list[Entry] = []
         names: list[str] = []
         binary: list[ReplyOutput] = []
@@ -312,7 +311,7 @@ class InferAnswer:
             if name not in names:  # protocol 4.5
                 raise CodecError(f"{label_of('output', name)} was requested, but the answer does not have it")
         answer.outputs = kept
-        return Reply(self._header(answer, later), binary, self._values.nonfinite)
+        return Reply(reply_header(answer, later), binary, self._values.nonfinite)
 
     def _binary(self, entry: Entry, name: str, parameters: Parameters) -> Generator[None, None, ReplyOutput]:
         """A binary output; says its size in *parameters*, in place of the data of *entry*."""
@@ -330,8 +329,15 @@ class InferAnswer:
         parameters["binary_data_size"] = Raw(b"%d" % n_bytes)
         return ReplyOutput(name, datatype, shape, parameters, blobs)
 
-    def _take_id(self, answer: Answer) -> None:
-        """Put the client's id into the answer, and take out the gateway's own. Raises `ForeignAnswerError`."""
+    def _label(self, answer: Answer) -> None:
+        """Put the client's id and name of the model into the answer, and take out the gateway's own id.
+
+        Raises `ForeignAnswerError` for the id of another request.
+        """
+        if self._is_renamed or answer.model_name is UNSET or bytes(answer.model_name) == b"null":
+            answer.model_name = Raw(orjson.dumps(self._model))  # protocol 4.6
+        if answer.parameters is not UNSET and bytes(answer.parameters) == b"null":  # protocol 4.4
+            answer.parameters = UNSET
         answered = b"" if answer.id is UNSET else bytes(answer.id)
         is_own = bool(self._sent_id) and not self._request_id
         if answered != self._sent_id:
@@ -348,22 +354,6 @@ class InferAnswer:
         """
         if name not in self._selection.in_shared_memory and "shared_memory_region" not in parameters:
             raise CodecError(f"{label_of('output', name)} has no data")
-
-    def _header(self, answer: Answer, later: list[list[bytes]]) -> list[bytes]:
-        """The JSON of the reply; *later* are the texts of the outputs that stay JSON and are not in *answer*."""
-        if self._is_renamed or answer.model_name is UNSET or bytes(answer.model_name) == b"null":
-            answer.model_name = Raw(orjson.dumps(self._model))  # protocol 4.6
-        if answer.parameters is not UNSET and bytes(answer.parameters) == b"null":  # protocol 4.4
-            answer.parameters = UNSET
-        header = printed(answer)
-        if not later:
-            return [header]
-        text = ReplyText()
-        for piece, values in zip(header.split(LATER), (*later, ()), strict=True):
-            text.add(piece)
-            for value in values:
-                text.add(value)
-        return text.pieces()
 
 
 def _refuse_trailing(n_bytes: int, end: int) -> None:

@@ -181,6 +181,9 @@ _NULL = Raw(b"null")
 LATER = b"\0"
 """The `data` of an entry whose text is not known when the message is printed; no JSON has it."""
 
+LIST_LATER = Raw(b"[%b]" % LATER)
+"""The same where only the inside of the array comes later."""
+
 
 def _restored(value: Text, marker: bytes) -> Text:
     return value if value is UNSET or not marker else Raw(restore_literals(bytes(value), marker))

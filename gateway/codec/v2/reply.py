@@ -1,8 +1,12 @@
 """What the client gets for an inference: JSON, and the blobs of its binary outputs behind it."""
 
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
 import msgspec
 
 from gateway.codec.tensors.datatypes import Datatype
+from gateway.codec.v2.messages import LATER, Answer, printed
 
 WRITE_BYTES = 4096
 """Texts of the reply that are shorter are joined, so that a reply is a few writes."""
@@ -56,27 +60,18 @@ class Reply(msgspec.Struct, frozen=True):
         return self.header_bytes + sum(map(len, self.blobs))
 
 
-class ReplyText:
-    """JSON that is put together from many texts; long ones are not copied."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._run = bytearray()
-
-    def add(self, text: bytes) -> None:
-        """Append *text*."""
+def reply_header(answer: Answer, later: Sequence[Iterable[bytes]]) -> list[bytes]:
+    """*answer* as JSON in pieces, and the texts in *later* where its outputs have `LATER`; long ones stay."""
+    pieces: list[bytes] = []
+    run = bytearray()
+    beginning, *texts_behind = printed(answer).split(LATER)
+    values = [(*texts, behind) for texts, behind in zip(later, texts_behind, strict=True)]
+    for text in chain((beginning,), *values):
         if len(text) < WRITE_BYTES:
-            self._run += text
-            return
-        self._end_run()
-        self._pieces.append(text)
-
-    def pieces(self) -> list[bytes]:
-        """The whole text; ends with what is not yet a piece of its own."""
-        self._end_run()
-        return self._pieces
-
-    def _end_run(self) -> None:
-        if self._run:
-            self._pieces.append(bytes(self._run))
-            self._run.clear()
+            run += text
+            continue
+        if run:
+            pieces.append(bytes(run))
+            run.clear()
+        pieces.append(text)
+    return [*pieces, bytes(run)] if run else pieces

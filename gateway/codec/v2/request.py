@@ -26,7 +26,7 @@ from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
-from gateway.codec.v2.messages import LATER, Entry, Parameters, printed, text_of
+from gateway.codec.v2.messages import LATER, LIST_LATER, Entry, Parameters, printed, text_of
 from gateway.codec.v2.request_reading import (
     RequestReading,
     announced,
@@ -41,7 +41,6 @@ _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 _FEW_ELEMENTS = 256  # a loop over pieces takes as long as the work on them
 _LITERAL = NonFinite.LITERAL
 _LATER = Raw(LATER)
-_LIST_LATER = Raw(b"[%b]" % LATER)
 _BASE64 = Raw(b'"base64"')
 _PROMOTED = Raw(b'"FP32"')
 
@@ -156,7 +155,7 @@ def _fill_in(binary: list[tuple[Entry, Tensor]], policy: TensorPolicy, *, is_sma
         if tensor.datatype.kind is BYTES:
             yield from _check_strings(tensor, policy)
         array_text = _array_text(tensor, policy) if is_small else None
-        entry.data = _LIST_LATER if array_text is None else Raw(array_text)
+        entry.data = LIST_LATER if array_text is None else Raw(array_text)
         if tensor.datatype.kind is FLOAT and _may_be_nonfinite(array_text, policy):
             nonfinite += yield from check_finite(tensor, policy.nonfinite)
         if index % CHECKED_TENSORS == 0:

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.tensorflow import DTYPES, TensorFlow
-from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.tensors.datatypes import DATATYPES, Datatype
 from gateway.errors import CodecError
 from tests.codec.dialects.writing import written
 
@@ -80,14 +80,31 @@ def test_a_signature_that_is_not_there_is_an_error_that_names_the_others() -> No
 
 
 @pytest.mark.parametrize(("dtype", "datatype"), DTYPES.items())
-def test_every_datatype_of_v2_has_its_name_in_tensorflow(dtype: str, datatype: str) -> None:
+def test_every_datatype_of_v2_has_its_name_in_tensorflow(dtype: str, datatype: Datatype) -> None:
     for name in (dtype, f"{dtype}_REF"):
         text = metadata({"serving_default": signature({"x": info(name)}, {})})
-        assert TENSORFLOW.read_description(text, "").inputs == (TensorDescription("x", DATATYPES[datatype], ()),)
+        assert TENSORFLOW.read_description(text, "").inputs == (TensorDescription("x", datatype, ()),)
 
 
 def test_the_table_of_datatypes_is_complete() -> None:
-    assert set(DTYPES.values()) == DATATYPES.keys()
+    names = [
+        "BOOL",
+        "UINT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+        "INT8",
+        "INT16",
+        "INT32",
+        "INT64",
+        "HALF",
+        "FLOAT",
+        "DOUBLE",
+        "BFLOAT16",
+        "STRING",
+    ]
+    assert DTYPES.keys() == {f"DT_{name}" for name in names}
+    assert {datatype.name for datatype in DTYPES.values()} == DATATYPES.keys()
 
 
 @pytest.mark.parametrize("dtype", ["DT_QINT8", "DT_COMPLEX64", "DT_RESOURCE", "DT_INVALID", "float", ""])
