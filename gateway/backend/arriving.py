@@ -1,25 +1,20 @@
 """One answer of a backend while it arrives, from its first interim head to the end of its body.
 
-Bytes go in with `feed`; one reader waits for the head and the pieces of the body. The answer is in one of these states
-(`State`):
+Bytes go in with `feed`; one reader waits for the head and the pieces of the body. Which part comes next
+is its `http1.Phase`. An answer is *over* when nothing more can come:
 
-    state    bytes that come are           the reader gets             left for
-    HEAD     a head, maybe interim         nothing                     HELD, BODY, BROKEN, LOST
-    HELD     the body                      nothing, see `hold`         BODY, LOST
-    BODY     the body; behind it surplus   the head, then the body     BROKEN, LOST
-    BROKEN   surplus                       what came before, then `NotHttpError`
-    LOST     none, the connection is gone  what came before, then `LostError` unless it was all
-    CUT      none, this side has closed    `LostError`, unless it was all
+    why over                            the reader gets
+    the bytes are not HTTP              what came before, then `NotHttpError`
+    the connection is gone              what came before, then `LostError` unless it was all
+    this side has closed, see `cut`     `LostError`, unless the whole answer has come
 
-`http1.Phase` says how much of the body has come in the states BODY and LOST. Surplus, bytes that belong to no answer,
-is dropped, and the connection is not used again.
+Surplus, bytes that belong to no answer, is dropped, and the connection is not used again.
 
 Not here: the connection itself (`wire`), and the meaning of a head's fields (`heads`).
 """
 
 import asyncio
 from collections.abc import Callable
-from enum import Enum, auto
 
 from aiohttp.http import RawResponseMessage
 
@@ -46,17 +41,6 @@ MAX_DENSE = 8
 _TLS_ALERT = b"\x15\x03"  # the first bytes of a TLS server's answer to plain HTTP (RFC 8446 section 5.1)
 
 
-class State(Enum):
-    """How much of an answer has come; see the table of this module."""
-
-    HEAD = auto()
-    HELD = auto()
-    BODY = auto()
-    BROKEN = auto()
-    LOST = auto()
-    CUT = auto()
-
-
 class LostError(Exception):
     """The connection ended before the answer did."""
 
@@ -68,28 +52,29 @@ class NotHttpError(Exception):
 class ArrivingAnswer:
     """The answer to one request, while it arrives."""
 
-    state = State.HEAD
     received_bytes = 0
     """The bytes on the wire, with the head."""
     ends_with_connection = False
     """Whether only the end of the connection ends the body."""
-    wakes_at_once = False
-    """Whether the reader goes on inside of `feed`, and not in the next turn of the event loop."""
+    _head: AnswerHead | None = None
+    _over: str | None = None  # set when it is over: why the bytes are not HTTP, empty if the connection is gone
     _is_last = False  # the answer says that it is the connection's last, or surplus has come
     _is_paused = False
     _n_interim = 0
-    _head: AnswerHead | None = None
-    _on_held: Callable[[int], None] | None = None
+    _on_held: Callable[[int], None] | None = None  # while the head is held, or may be
     _waiter: Waiter | None = None
-    _defect = ""  # the reason for BROKEN, in words
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, heads: Heads, method: str
+        self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, heads: Heads, method: str, *, at_once: bool
     ) -> None:
-        """The answer to a request of *method*. *transport* is paused while too much waits to be read."""
+        """The answer to a request of *method*. *transport* is paused while too much waits to be read.
+
+        *at_once*: the reader goes on inside of `feed`, and not in the next turn of the event loop.
+        """
         self._loop = loop
         self._transport = transport
         self._method = method
+        self.wakes_at_once = at_once
         self._message = Incoming(heads)
         self._decoded = bytearray()  # of a chunked body, before the reader asked for it
 
@@ -109,7 +94,7 @@ class ArrivingAnswer:
 
     def is_last(self) -> bool:
         """Whether the connection can carry no other request, judging by the answer so far."""
-        return self._is_last or self._message.has_surplus or self.state is not State.BODY
+        return self._is_last or self._over is not None or self._head is None or self._message.has_surplus
 
     # Bytes that arrive
 
@@ -117,16 +102,16 @@ class ArrivingAnswer:
         """Take bytes from the backend. Of a chunked body at most one piece is decoded here."""
         is_first = not self.received_bytes
         self.received_bytes += len(data)
-        if self.state is State.HEAD:
+        if self._over is not None:
+            self._surplus()
+        elif self._head is not None:
+            self._feed_body(data)
+        else:
             try:
                 self._feed_head(data)
             except MalformedError as error:
                 is_tls = is_first and data.startswith(_TLS_ALERT)
                 self._break("it speaks TLS there: write https:// in the endpoint" if is_tls else str(error))
-        elif self.state is State.HELD or self.state is State.BODY:
-            self._feed_body(data)
-        else:
-            self._surplus()
 
     def _feed_head(self, data: bytes) -> None:
         """Read heads until the answer's own has come. Raises `MalformedError`."""
@@ -159,58 +144,48 @@ class ArrivingAnswer:
         else:
             self.ends_with_connection = True
             message.expect_until_end()
-        # an answer with a defect is refused because of its head: there is no need to wait for its body
-        is_held = self._on_held is not None and 200 <= head.code < 300 and head.defect is None
-        self.state = State.HELD if is_held else State.BODY
+        if not 200 <= head.code < 300 or head.defect is not None:  # such a head is enough to decide
+            self._on_held = None
 
     def _feed_body(self, data: bytes) -> None:
         """Take bytes of the body, maybe none."""
         message = self._message
         if data and message.feed_body(data):
             self._surplus()
-        if self.state is State.HELD:
-            if message.phase is not Phase.DONE and not self._is_enough():
-                assert self._head is not None
-                assert self._on_held is not None
+        if self._on_held is not None:
+            assert self._head is not None
+            if not self._has_enough():
                 self._on_held(self._head.code)
                 return
-            if self.state is State.HELD:
-                self.state = State.BODY
+            self._on_held = None
         if message.unread_bytes > READ_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
         if self._waiter is not None:
             self._wake(wake if self.wakes_at_once else wake_soon)
 
-    def _is_enough(self) -> bool:
+    def _has_enough(self) -> bool:
         """Whether so much of the body has come that a held head is given to the reader."""
         message = self._message
         if message.phase is Phase.CHUNKED:
-            if message.unread_bytes <= PIECE_BYTES:
-                self._decode()
+            self._decode()
             if message.unread_bytes:  # the rest is for the reader to decode: waiting for more bytes could last for ever
                 return True
-        return (
-            message.phase is Phase.DONE
-            or self.state is State.BROKEN
-            or message.unread_bytes + len(self._decoded) >= HELD_BYTES
-        )
+        n_bytes = message.unread_bytes + len(self._decoded)
+        return message.phase is Phase.DONE or self._over is not None or n_bytes >= HELD_BYTES
 
     def _decode(self) -> None:
         """Decode one piece of a chunked body ahead of the reader."""
-        if self._message.unread_bytes:
-            try:
-                self._decoded += self._message.read()
-            except MalformedError as error:
-                self._break(str(error))
+        try:
+            self._decoded += self._message.read()
+        except MalformedError as error:
+            self._break(str(error))
 
     def _break(self, defect: str) -> None:
-        """Enter the state BROKEN: the bytes are not HTTP; *defect* says why."""
-        self._defect = defect
-        self.state = State.BROKEN
+        """The bytes are not HTTP; *defect* says why."""
         self._message.drop()
         self._surplus()
-        self._wake()
+        self._end(defect)
 
     def _surplus(self) -> None:
         """Read no more bytes: they would belong to no answer."""
@@ -219,18 +194,21 @@ class ArrivingAnswer:
 
     def lose(self) -> None:
         """The connection has ended, which completes a body without length."""
-        if self.state in (State.HEAD, State.HELD, State.BODY):
-            self.state = State.LOST
+        if self._over is None:
             self._message.end()
-            self._wake()
+            self._end()
 
     def cut(self) -> None:
         """This side closes the connection: the reader gets nothing more, unless the whole answer has come."""
         if self._message.phase is not Phase.DONE:
-            self.state = State.CUT
+            self._head = None
             self._message.drop()
             self._decoded.clear()
-            self._wake()
+            self._end()
+
+    def _end(self, defect: str = "") -> None:
+        self._over = defect
+        self._wake()
 
     def _wake(self, let_go_on: Callable[[Waiter | None], None] = wake_soon) -> None:
         """Let the reader go on, by default in the next turn of the event loop."""
@@ -242,24 +220,19 @@ class ArrivingAnswer:
 
     async def read_head(self) -> AnswerHead:
         """Wait for the head that is not interim. Raises `LostError` and `NotHttpError`."""
-        while self._head is None or self.state is State.HELD:
+        while self._head is None or self._on_held is not None:
             await self._change()
-        if self.state is State.CUT:
-            raise LostError
-        self._on_held = None
         return self._head
 
     async def read_body(self) -> bytes:
         """Wait for the next bytes of the body; empty at its end. Raises `LostError` and `NotHttpError`."""
         message = self._message
-        while True:
+        while not self.is_read:
             if self._decoded:
                 chunk = bytes(self._decoded)
                 self._decoded.clear()
             elif message.unread_bytes:
                 chunk = self._read_arrived()
-            elif message.is_read:
-                return b""
             else:
                 await self._change()
                 continue
@@ -268,6 +241,7 @@ class ArrivingAnswer:
                 self._transport.resume_reading()
             if chunk:  # a piece of a chunked body may carry nothing
                 return chunk
+        return b""
 
     def take_arrived(self, max_bytes: int) -> bytes | None:
         """The whole body, if it has come, has at most *max_bytes*, and nothing of it was read; else None.
@@ -280,13 +254,10 @@ class ArrivingAnswer:
             self._decode()
         if message.phase is not Phase.DONE or self.ends_with_connection:
             return None
-        decoded = self._decoded
-        if not decoded:
-            return message.read() if message.unread_bytes <= max_bytes else None
-        if len(decoded) > max_bytes:
+        if message.unread_bytes + len(self._decoded) > max_bytes:
             return None
-        whole = bytes(decoded)
-        decoded.clear()
+        whole = bytes(self._decoded) or message.read()
+        self._decoded.clear()
         return whole
 
     def _read_arrived(self) -> bytes:
@@ -294,22 +265,17 @@ class ArrivingAnswer:
         message = self._message
         pieces: list[bytes] = []
         try:
-            pieces.append(message.read())
-            while len(pieces[-1]) >= DENSE_BYTES and len(pieces) < MAX_DENSE and message.phase is Phase.CHUNKED:
-                if not message.unread_bytes:
-                    break
+            while message.unread_bytes and len(pieces) < MAX_DENSE:
                 pieces.append(message.read())
+                if len(pieces[-1]) < DENSE_BYTES:
+                    break
         except MalformedError as error:
             self._break(str(error))
-            if not pieces:
-                raise NotHttpError(self._defect) from None
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _change(self) -> Waiter:
         """A waiter for the next change. Raises `LostError` and `NotHttpError` if nothing more can come."""
-        if self.state is State.BROKEN:
-            raise NotHttpError(self._defect)
-        if self.state is State.LOST or self.state is State.CUT:
-            raise LostError
+        if self._over is not None:
+            raise NotHttpError(self._over) if self._over else LostError
         self._waiter = waiter = Waiter(self._loop)
         return waiter

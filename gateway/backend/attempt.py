@@ -1,18 +1,21 @@
 """One attempt: a request that goes over one connection, and its answer.
 
-An attempt reads the answer, names the error if this fails, and decides whether its connection may be used again. Not
-here: which endpoint is tried, and whether another attempt follows (`calling`); how a request is written (`asking`).
+An attempt sends the request, reads the answer, names the error if this fails, and decides whether its connection may be
+used again. Not here: which endpoint is tried, and whether another attempt follows (`calling`); how a request's head is
+written (`asking`).
 """
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gateway.backend.arriving import ArrivingAnswer, LostError, NotHttpError
-from gateway.backend.asking import BackendRequest, Sending
+from gateway.backend.asking import BackendRequest, Pieces
 from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines
-from gateway.backend.endpoints import Endpoint
 from gateway.backend.heads import AnswerHead
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
@@ -25,6 +28,8 @@ SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 
 T = TypeVar("T")
 
+log = logging.getLogger("gateway")
+
 
 class StaleConnectionError(Exception):
     """A kept connection died before any byte of an answer, and the request may be sent once more."""
@@ -34,8 +39,7 @@ class StaleConnectionError(Exception):
 class Answer:
     """A backend's answer to one request. The answer owns the connection until it is given back or closed.
 
-    `ask` and `begin` send the request and wait for the answer's head. Then one of the reading methods reads the body,
-    once.
+    `begin` sends the request and waits for the answer's head. Then one of the reading methods reads the body, once.
     """
 
     _request: BackendRequest
@@ -48,10 +52,14 @@ class Answer:
     """The status; 0 until a head without defects has come."""
     reason: str = field(init=False)
     """The reason phrase after the status, in printable ASCII."""
-    sending: Sending | None = None
-    """The request's body, if it is a stream that was opened."""
+    is_streamed: bool = False
+    """Whether the request's body is a stream that was opened."""
+    is_sent: bool = False
+    """Whether the request was sent to its end."""
     is_read: bool = False
     """Whether the body was read to its end."""
+    _sending: asyncio.Task[None] | None = None  # of a streamed body
+    _unsendable: GatewayError | None = None  # why the body cannot be sent to its end
     _arriving: ArrivingAnswer = field(init=False)
     _head: AnswerHead = field(init=False)
     _limit: tuple[int, str] | None = None  # the most bytes of the body, and the limit's name in messages
@@ -59,38 +67,84 @@ class Answer:
 
     # The request, and the answer's head
 
-    def ask(self, first_bytes: bytes) -> None:
-        """Send *first_bytes*, the head with a whole body; a streamed body is sent by a task from now on."""
-        wire, body = self._wire, self._request.body
+    async def begin(self, first_bytes: bytes) -> None:
+        """Send the request, and wait for the answer's head. Raises `GatewayError` and `StaleConnectionError`.
+
+        *first_bytes* are the head, with a whole body; a streamed body is sent by a task from now on.
+        """
+        wire = self._wire
         assert wire is not None
         self._arriving = arriving = wire.begin(self._request.method)
         if self._request.is_read_whole:
             arriving.hold(self._body_is_awaited)
         try:
-            wire.send_first(first_bytes)
-        except LostError:
-            return  # reading finds out how
-        if body.open is None:
-            self._deadlines.enter("first_byte")
-            return
-        sending = Sending(self._deadlines, self._attempt)
-        pieces = body.open(sending)
-        self.sending = sending
-        sending.begin(wire, pieces, in_chunks=body.length is None)
-
-    async def begin(self, endpoint: Endpoint) -> None:
-        """Wait for the head of the *endpoint*'s answer. Raises `GatewayError` and `StaleConnectionError`."""
-        try:
-            head = await self._arriving.read_head()
+            self._send_first(wire, first_bytes)
+            head = await arriving.read_head()
         except NotHttpError as error:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
-            raise self._lost_before_answer(endpoint) from None
+            raise self._lost_before_answer(wire) from None
         self._head_has_come(head.code)
         if head.defect is not None:
             raise self._malformed(head.defect)
         self._head = head
         self.status, self.reason = head.code, head.reason
+
+    def _send_first(self, wire: Wire, first_bytes: bytes) -> None:
+        with suppress(LostError):  # reading finds out how
+            wire.send_first(first_bytes)
+            if self._request.body.open is None:
+                self.is_sent = True
+                self._deadlines.enter("first_byte")
+            else:
+                self.is_streamed = True
+                self._sending = asyncio.ensure_future(self._send(wire, self._request.body.open()))
+
+    async def _send(self, wire: Wire, pieces: Pieces) -> None:
+        """Send the body beside the reading of the answer.
+
+        The backend has `timeouts.idle` to take each piece, and `timeouts.first_byte` to begin its answer afterwards. If
+        the body cannot be sent to its end, the connection is closed, so that reading the answer ends.
+        """
+        body = self._request.body
+        try:
+            async for piece in pieces:
+                if not piece:
+                    continue  # an empty chunk would end the body
+                self._attempt.request_bytes += len(piece)
+                self._enter_sending("idle")
+                wire.send(b"".join((b"%x\r\n" % len(piece), piece, b"\r\n")) if body.length is None else piece)
+                await wire.drain()
+                self._enter_sending("gateway" if body.can_be_repeated else "client")
+            if body.length is None:
+                wire.send(b"0\r\n\r\n")
+            self.is_sent = True
+            self._enter_sending("first_byte")
+            return
+        except LostError:
+            return  # reading the answer will say how the connection ended
+        except GatewayError as error:
+            self._unsendable = error
+        except ConnectionError:
+            self._unsendable = GatewayError(ErrorKind.CLIENT_CLOSED, "the client left while it was sending")
+        except Exception as error:
+            log.exception("the request's body could not be made")
+            self._unsendable = GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}")
+        wire.abort()
+
+    def _enter_sending(self, phase: str) -> None:
+        """Set the timeout, unless the answer has begun: then reading the answer sets the timeouts."""
+        if self._attempt.first_byte_s is None:
+            self._deadlines.enter(phase)
+
+    async def stopped(self) -> None:
+        """Wait, after the end of the attempt, until nothing reads the request's body any more.
+
+        The task is then forgotten: a cancelled task keeps its error, whose traceback would keep the body in memory.
+        """
+        if self._sending is not None and not self._sending.done():
+            await asyncio.wait((self._sending,))
+        self._sending = None
 
     def _head_has_come(self, status: int) -> None:
         """Record that the answer has begun, with *status*."""
@@ -98,8 +152,6 @@ class Answer:
         if attempt.first_byte_s is None:
             attempt.code = str(status)
             attempt.first_byte_s = self._deadlines.loop.time() - attempt.started_s
-        if self.sending is not None:
-            self.sending.is_answered = True
 
     def _body_is_awaited(self, status: int) -> None:
         """Start `timeouts.idle` for the next piece of the body; see `ArrivingAnswer.hold`."""
@@ -157,13 +209,8 @@ class Answer:
             await self._pacer.breathe()
         return await self._read(self._wire)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, see `next`."""
-        while chunk := await self.next():
-            yield chunk
-
     async def chunks_for_client(self) -> AsyncIterator[bytes]:
-        """As `chunks`, for a caller that hands each chunk to the client before it reads the next.
+        """The body as it arrives, for a caller that hands each chunk to the client before it reads the next.
 
         If `timeouts.total` is over while the client takes a chunk, the client is to blame and not the backend.
         """
@@ -243,7 +290,7 @@ class Answer:
         wire = self._wire
         if wire is None or not self.is_read:
             return
-        if self.sending is None or self.sending.is_sent:
+        if self.is_sent:
             self._wire = None
             self._connections.give_back(wire)
         else:
@@ -254,8 +301,8 @@ class Answer:
 
         After True the slot is the caller's, for another attempt or to be released.
         """
-        if self.sending is not None:
-            self.sending.stop()
+        if self._sending is not None:
+            self._sending.cancel()
         wire, self._wire = self._wire, None
         if wire is None:
             return False
@@ -267,15 +314,16 @@ class Answer:
         if self.abandon():
             self._connections.release_slot()
 
-    def _lost_before_answer(self, endpoint: Endpoint) -> Exception:
+    def _lost_before_answer(self, wire: Wire) -> Exception:
         """The error for a connection that was lost before any byte of an answer.
 
         See docs/architecture.md, "Connections to backends".
         """
-        if self.sending is not None and self.sending.error is not None:
-            return self.sending.error
-        wire, request, tls = self._wire, self._request, endpoint.tls
-        assert wire is not None
+        if self._unsendable is not None:
+            return self._unsendable
+        request, endpoint = self._request, wire.endpoint
+        assert endpoint is not None
+        tls = endpoint.tls
         refused = wire.why_certificate_was_refused(tls.where) if tls is not None else None
         if refused is not None:
             return self._error(ErrorKind.UNREACHABLE, f"cannot be reached at {endpoint.url}: {refused}", sent=False)
@@ -290,8 +338,8 @@ class Answer:
         return lost
 
     def _lost(self, *, sent: bool = True) -> GatewayError:
-        if self.sending is not None and self.sending.error is not None:
-            return self.sending.error
+        if self._unsendable is not None:
+            return self._unsendable
         return self._error(ErrorKind.UPSTREAM_CLOSED, "closed the connection before its answer was complete", sent=sent)
 
     def _malformed(self, words: str) -> GatewayError:

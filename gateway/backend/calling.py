@@ -85,7 +85,7 @@ class Call(Generic[T]):
         Raises `GatewayError` if another attempt would be allowed, but the rest of the body cannot be transcoded.
         """
         upstream = self._upstream
-        has_begun_body = self._answer is not None and self._answer.sending is not None
+        has_begun_body = self._answer is not None and self._answer.is_streamed
         is_body_lost = has_begun_body and not self.request.body.can_be_repeated
         # if the client's upload was late, the endpoint may have closed the connection for that reason
         if not (self._has_failed or (is_body_lost and error.kind is ErrorKind.UPSTREAM_CLOSED)):
@@ -158,8 +158,8 @@ class Call(Generic[T]):
         finally:
             if is_in_flight:
                 state.in_flight -= 1
-            if self._answer is not None and self._answer.sending is not None:
-                await self._answer.sending.stopped()
+            if self._answer is not None and self._answer.is_streamed:
+                await self._answer.stopped()
 
     def _fail(self, state: EndpointState, deadlines: Deadlines, error: BaseException) -> None:
         """Judge the endpoint by *error*, which ended the attempt. Raises `GatewayError` if a timeout had ended it."""
@@ -219,8 +219,7 @@ class Call(Generic[T]):
             self._has_slot = False  # the slot belongs to the connection now
             self._answer = answer = Answer(request, connections, wire, deadlines, attempt)
             try:
-                answer.ask(first_bytes)
-                await answer.begin(endpoint)
+                await answer.begin(first_bytes)
                 return answer
             except StaleConnectionError:
                 deadlines.enter("total")  # connecting does not count in `first_byte`

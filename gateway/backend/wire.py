@@ -5,7 +5,7 @@ A connection is in one of these states, which follow from `Wire._answer` and `Wi
     state        bytes that come                           leaves it
     CONNECTING   none                                      `connection_made`
     IDLE         close it: nobody has asked for them       `begin`
-    BUSY         go to the answer (`arriving.State`)       `end`, after which it is IDLE again
+    BUSY         go to the answer                          `end`, after which it is IDLE again
     CLOSED       none
 
 From each state `abort`, `cut`, the end of the backend's stream and errors lead to CLOSED.
@@ -80,9 +80,8 @@ class Wire(asyncio.Protocol):
         assert self.transport is not None
         self._is_premature = False
         self._witness.begin(is_reused=self.is_reused)
-        self._answer = answer = ArrivingAnswer(self._loop, self.transport, self._heads, method)
-        if self.tls is None:
-            answer.wakes_at_once = True
+        at_once = self.tls is None
+        self._answer = answer = ArrivingAnswer(self._loop, self.transport, self._heads, method, at_once=at_once)
         return answer
 
     def end(self) -> bool:
@@ -106,11 +105,6 @@ class Wire(asyncio.Protocol):
         self.idle_since = self._loop.time()
         self.is_reused = True
         return True
-
-    @property
-    def should_close(self) -> bool:
-        """Whether the connection can carry no other exchange, as far as is known here."""
-        return self._is_discarded or (self._answer is not None and self._answer.is_last())
 
     # Within an exchange
 

@@ -125,8 +125,7 @@ class Call:
 
         A small request, which was sent whole, is kept, and so is a request that is still being sent.
         """
-        sending = answer.sending
-        if sending is None or not sending.is_sent or self.backend.settings.retry.resend_after_sent:
+        if not (answer.is_streamed and answer.is_sent) or self.backend.settings.retry.resend_after_sent:
             return
         if release(views):
             self.body.let_go()

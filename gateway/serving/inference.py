@@ -7,7 +7,7 @@ inferences that cross unchanged (`passing`).
 import time
 from functools import partial
 
-from gateway.backend.asking import BackendRequest, Body, Pieces, Sending
+from gateway.backend.asking import BackendRequest, Body, Pieces
 from gateway.backend.attempt import Answer, Read
 from gateway.codec import HEADER_LENGTH, WHOLE_BYTES, Coding, Framing, choose_coding, compressed, find_sequence_id
 from gateway.codec import Reply as InferReply
@@ -70,7 +70,7 @@ async def _transcoded(call: Call, framing: Framing, body: memoryview) -> tuple[B
     async def read(answer: Answer) -> Answered:
         if answer.status >= 300:
             raise await call.backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
-        if answer.sending is not None:
+        if answer.is_streamed:
             call.let_go(answer, *prepared.request.views, body, *(framing.blobs or ()))
         return await _decoded(call, answer, prepared, speech), answer.transcoded_lines()
 
@@ -112,15 +112,13 @@ async def _json_body(call: Call, prepared: Prepared) -> Body:
         # The length is only known by making the JSON; it is made again while it is sent, and never held.
         length = await call.pacer.run(written.json_bytes())
 
-    async def pieces(sending: Sending) -> Pieces:
+    async def pieces() -> Pieces:
         made = written.json_pieces()
         pacer = Pacer()
         while (piece := await pacer.next(made)) is not None:
             # recorded after each piece, because an attempt that fails never comes to the end
             call.add_request_codec(pacer)
-            sending.piece(len(piece))
             yield piece
-        sending.done()
 
     return Body(open=pieces, length=length)
 

@@ -11,7 +11,7 @@ Not here: whether a server reads the extension (`backend.speaking`), and the gat
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from gateway.backend.asking import BackendRequest, Body, Sending
+from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.client.reply import JOIN_BYTES
@@ -302,15 +302,10 @@ async def _streamed(call: Call, first: bytes, rest: Callable[[], AsyncIterator[b
     if call.body.at_end:
         return Body(whole=first)
 
-    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
-        sending.piece(len(first))
+    async def pieces() -> AsyncIterator[bytes]:
         yield first
-        sending.paused()
         async for chunk in rest():
-            sending.piece(len(chunk))
             yield chunk
-            sending.paused()
-        sending.done()
 
     return Body(open=pieces, length=call.request.content_length, can_be_repeated=False)
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
-from gateway.backend.asking import BackendRequest, Body, Sending
+from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer
 from gateway.backend.endpoints import EndpointState
 from gateway.backend.upstream import Upstream
@@ -180,9 +180,7 @@ class Streamed:
             piece = hashlib.sha256(str(start).encode()).digest() * (PIECE_BYTES // 32)
             yield piece[: self._n_bytes - start]
 
-    async def _pieces(self, sending: Sending) -> AsyncIterator[bytes]:
+    async def _pieces(self) -> AsyncIterator[bytes]:
         self.n_opened += 1
         for piece in self.pieces():
-            sending.piece(len(piece))
             yield piece
-        sending.done()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from gateway.backend.arriving import ArrivingAnswer
-from gateway.backend.asking import BackendRequest, Body, Sending
+from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer
 from gateway.backend.endpoints import EndpointState
 from gateway.backend.upstream import Upstream
@@ -37,12 +37,10 @@ def whole(text: bytes) -> Body:
 
 
 def streamed(text: bytes) -> Body:
-    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(text), 65536):
             piece = text[start : start + 65536]
-            sending.piece(len(piece))
             yield piece
-        sending.done()
 
     return Body(open=pieces)
 
@@ -89,7 +87,10 @@ class Backend:
 
 
 async def read_whole(answer: Answer) -> bytes:
-    return b"".join([chunk async for chunk in answer.chunks()])
+    text = bytearray()
+    while chunk := await answer.next():
+        text += chunk
+    return bytes(text)
 
 
 async def ask(upstream: Upstream, method: str, body: Body) -> tuple[bytes, list[str]]:
@@ -130,6 +131,11 @@ async def listening(method: str) -> AsyncIterator[tuple[Wire, ArrivingAnswer]]:
         transport.abort()
         theirs.close()
         await asyncio.sleep(0)
+
+
+def should_close(wire: Wire) -> bool:
+    """Whether a connection can carry no other exchange, as far as is known."""
+    return wire._is_discarded or (wire._answer is not None and wire._answer.is_last())
 
 
 class Ending(enum.Enum):

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from gateway.backend.arriving import HELD_BYTES, MAX_INTERIM, READ_BYTES, LostError, NotHttpError
-from gateway.backend.asking import BackendRequest, Body, Sending
+from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
@@ -38,6 +38,7 @@ from tests.backend.sockets import (
     calling,
     listening,
     read_whole,
+    should_close,
     streamed,
     upstream_to,
     whole,
@@ -59,10 +60,8 @@ class Upload:
         self.go_on = asyncio.Event()
         self.is_cancelled = False
 
-    async def pieces(self, sending: Sending) -> AsyncIterator[bytes]:
-        sending.piece(5)
+    async def pieces(self) -> AsyncIterator[bytes]:
         yield b"begin"
-        sending.paused()
         try:
             await self.go_on.wait()
         except asyncio.CancelledError:
@@ -70,7 +69,6 @@ class Upload:
             raise
         if self.error is not None:
             raise self.error
-        sending.done()
 
     @property
     def body(self) -> Body:
@@ -112,7 +110,7 @@ async def test_flood_of_interim_heads_is_not_parsed_to_its_end(
         wire.data_received(flood)
         wire.data_received(flood)
         assert n_heads == MAX_INTERIM + 1
-        assert wire.should_close
+        assert should_close(wire)
 
 
 @pytest.mark.parametrize("n_bytes", [1, 3, 7, 50, 1000])
@@ -126,7 +124,7 @@ async def test_answer_to_head_ends_with_its_head_however_it_is_cut(text: bytes, 
             assert (await answer.read_head()).code == 200
             assert await answer.read_body() == b""
             wire.data_received(b"ok")
-            assert wire.should_close
+            assert should_close(wire)
 
 
 @pytest.mark.parametrize("n_bytes", [1, 7, 4096, 10**6])
@@ -138,12 +136,12 @@ async def test_answer_with_a_long_head_is_read_whole_however_it_is_cut(n_bytes: 
         for start in range(0, len(text), n_bytes):
             wire.data_received(text[start : start + n_bytes])
         head_ = await answer.read_head()
-        assert (head_.code, len(head_.raw_headers)) == (200, 101)
+        assert (head_.code, len(head_.headers.pairs)) == (200, 101)
         received = b""
         while piece := await answer.read_body():
             received += piece
         assert received == body
-        assert not wire.should_close
+        assert not should_close(wire)
 
 
 async def test_interim_answers_may_come_one_after_the_other() -> None:
@@ -243,9 +241,8 @@ async def test_an_answer_is_not_lost_where_writing_the_rest_of_the_request_fails
         context.maximum_version = version
     with impatient(context) as (server, url):
 
-        async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+        async def pieces() -> AsyncIterator[bytes]:
             for number in range(10):
-                sending.piece(5)
                 yield b"piece"
                 if number == 5:
                     server.answer_and_reset()
@@ -292,14 +289,13 @@ async def test_an_answer_without_length_is_whole_or_an_error_where_writing_the_r
     n_bytes = 4 * READ_BYTES
     may_go_on, fails = asyncio.Event(), asyncio.Event()
 
-    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncIterator[bytes]:
         for number in range(4):
             if number == 1:
                 await may_go_on.wait()
             elif number == 2:
                 await asyncio.to_thread(server.has_reset.wait, 10)
                 fails.set()
-            sending.piece(5)
             yield b"piece"
 
     async def read(answer: Answer) -> int:
@@ -409,7 +405,7 @@ async def test_an_upload_that_breaks_while_the_answer_comes_gives_its_own_error(
         attempts: list[Attempt] = []
 
         async def read(answer: Answer) -> None:
-            async for chunk in answer.chunks():
+            async for chunk in answer.chunks_for_client():
                 assert chunk == b"part"
                 upload.go_on.set()
 
@@ -612,7 +608,7 @@ async def test_a_second_answer_never_takes_the_place_of_a_head_that_is_held(seco
         wire.data_received(HEAD + b"bo")
         wire.data_received(b"dy" + second)
         assert ((await answer.read_head()).code, await answer.read_body()) == (200, b"body")
-        assert wire.should_close
+        assert should_close(wire)
 
 
 def random_answers(rng: random.Random) -> bytes:
@@ -657,10 +653,10 @@ async def what_is_read(pieces: list[bytes], ending: Ending, *, is_held: bool) ->
                 while chunk := await answer.read_body():
                     body += chunk
         except (LostError, NotHttpError) as error:
-            return status, body, repr(error), wire.should_close
+            return status, body, repr(error), should_close(wire)
         except TimeoutError:
             return ("more is awaited",)
-        return status, body, None, wire.should_close
+        return status, body, None, should_close(wire)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -805,7 +801,7 @@ async def test_no_more_than_two_windows_of_an_answer_wait_to_be_read() -> None:
             nonlocal seen
             await turns(200)
             waiting = upstream_wire(upstream).received_bytes
-            async for chunk in answer.chunks():
+            async for chunk in answer.chunks_for_client():
                 seen += len(chunk)
             assert waiting <= 2 * READ_BYTES
 

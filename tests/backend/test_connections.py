@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.backend.asking import BackendRequest, Body, Sending
+from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer
 from gateway.backend.connections import Connections
 from gateway.backend.endpoints import EndpointState
@@ -311,9 +311,8 @@ async def test_an_idle_connection_holds_nothing_of_the_request_before(in_one_pie
         held = Held()
         seen = weakref.ref(held)
 
-        async def pieces(sending: Sending, held: Held = held) -> AsyncIterator[bytes]:
+        async def pieces(held: Held = held) -> AsyncIterator[bytes]:
             yield b"body"
-            sending.done()
 
         request = BackendRequest("POST", "/x", [], Body(open=pieces), is_read_whole=True)
         asked = asyncio.ensure_future(upstream.call(request, [], read_whole))

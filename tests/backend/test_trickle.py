@@ -53,7 +53,7 @@ async def test_others_run_while_an_answer_is_read_that_is_all_there(monkeypatch:
         monkeypatch.setattr(answer, "_arriving", Arrived())
         beside = asyncio.create_task(others())
         try:
-            return b"".join([chunk async for chunk in answer.chunks()])
+            return b"".join([chunk async for chunk in answer.chunks_for_client()])
         finally:
             beside.cancel()
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 
 import pytest
 
-from gateway.backend.asking import BackendRequest, Body, Sending
+from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer
 from gateway.backend.upstream import Upstream
 from gateway.config import parse
@@ -146,7 +146,7 @@ async def test_when_the_reply_has_begun_nothing_is_tried_again() -> None:
         sent_on = bytearray()
 
         async def pass_on(answer: Answer) -> None:
-            async for chunk in answer.chunks():
+            async for chunk in answer.chunks_for_client():
                 sent_on.extend(chunk)
 
         request = BackendRequest("POST", "/x?id=1", [], Body(whole=b"body"))
@@ -381,8 +381,7 @@ async def test_a_client_that_leaves_between_attempts_leaves_nothing_behind(n_tur
 class Broken:
     """An upload that its client breaks off after a first piece."""
 
-    async def pieces(self, sending: Sending) -> AsyncIterator[bytes]:
-        sending.piece(5)
+    async def pieces(self) -> AsyncIterator[bytes]:
         yield b"begin"
         raise GatewayError(ErrorKind.MALFORMED_REQUEST, "the upload is broken")
 
@@ -409,10 +408,8 @@ async def test_what_the_client_causes_is_neither_tried_again_nor_counted_against
 async def test_a_backend_that_tires_of_a_slow_client_has_not_failed() -> None:
     go_on = asyncio.Event()
 
-    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
-        sending.piece(5)
+    async def pieces() -> AsyncIterator[bytes]:
         yield b"begin"
-        sending.paused()
         await go_on.wait()
 
     backend = Backend()
