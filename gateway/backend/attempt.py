@@ -183,9 +183,8 @@ class Answer:
     def refuse_encoded(self) -> None:
         """Raise `GatewayError` if the body is compressed, although the gateway has asked for `identity`."""
         encoding = self._head.encoding
-        if encoding and encoding.lower() != b"identity":
-            coding = encoding.decode()[:64]
-            words = f"the answer has Content-Encoding {coding!r}, although the gateway asked for identity"
+        if encoding and encoding.lower() != "identity":
+            words = f"the answer has Content-Encoding {encoding[:64]!r}, although the gateway asked for identity"
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
 
     # The body

@@ -190,9 +190,8 @@ class Asker:
             raise LostError((tls and wire.why_certificate_was_refused(tls.where)) or "") from None
         finally:
             wire.abort()
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in head.raw_headers}
         took_s = clock.time() - began_s
-        return Answer(head.code, head.reason, bytes(received), headers, took_s, len(body), certificate)
+        return Answer(head.code, head.reason, bytes(received), head.headers.first, took_s, len(body), certificate)
 
 
 def said_of_v2(answer: Answer) -> Said:

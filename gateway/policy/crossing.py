@@ -170,14 +170,6 @@ def transcoded_to_client(backend: Headers) -> Fields:
     return _without(backend, _NOT_TO_CLIENT_TRANSCODED)
 
 
-def crosses_transcoded(name: str) -> bool:
-    """Whether a field called *name* (lower case) stands in the head of a reply whose body the gateway has made anew.
-
-    `X-Request-Id` does not, because every reply writes it itself; nor do fields that `Connection` names.
-    """
-    return name != "x-request-id" and _NOT_TO_CLIENT_TRANSCODED.isdisjoint((name, name.replace("_", "-")))
-
-
 def may_name_model(status: int, backend: Headers) -> bool:
     """Whether an answer of *status* has a body that clients read as JSON, or as events of JSON."""
     content_type = backend.get("content-type", "json").lower()
