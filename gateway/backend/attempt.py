@@ -8,7 +8,6 @@ written (`asking`).
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -78,7 +77,12 @@ class Answer:
         if self._request.is_read_whole:
             arriving.hold(self._body_is_awaited)
         try:
-            self._send_first(wire, first_bytes)
+            wire.send_first(first_bytes)
+        except LostError:  # reading finds out how
+            pass
+        else:
+            self._go_on(wire)
+        try:
             head = await arriving.read_head()
         except NotHttpError as error:
             raise self._malformed(f"does not speak HTTP: {error}") from None
@@ -90,15 +94,14 @@ class Answer:
         self._head = head
         self.status, self.reason = head.code, head.reason
 
-    def _send_first(self, wire: Wire, first_bytes: bytes) -> None:
-        with suppress(LostError):  # reading finds out how
-            wire.send_first(first_bytes)
-            if self._request.body.open is None:
-                self.is_sent = True
-                self._deadlines.enter("first_byte")
-            else:
-                self.is_streamed = True
-                self._sending = asyncio.ensure_future(self._send(wire, self._request.body.open()))
+    def _go_on(self, wire: Wire) -> None:
+        """Begin to send the body if it is a stream; the first bytes are sent."""
+        if self._request.body.open is None:
+            self.is_sent = True
+            self._deadlines.enter("first_byte")
+        else:
+            self.is_streamed = True
+            self._sending = asyncio.ensure_future(self._send(wire, self._request.body.open()))
 
     async def _send(self, wire: Wire, pieces: Pieces) -> None:
         """Send the body beside the reading of the answer.

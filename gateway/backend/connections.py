@@ -220,8 +220,8 @@ class Connections:
         """Give back a connection and its slot: it is kept if it can carry another request, else closed."""
         state = wire.state
         assert state is not None
-        is_kept = state.is_kept and not self._is_retired and state.endpoint == wire.endpoint
-        if is_kept and self._in_use <= self._max_connections and wire.end():
+        is_same = state.endpoint is wire.endpoint or state.endpoint == wire.endpoint  # comparing takes a microsecond
+        if is_same and state.is_kept and not self._is_retired and self._in_use <= self._max_connections and wire.end():
             state.idle.append(wire)
             state.busy -= 1
             if self._sweeper is None:
