@@ -17,6 +17,7 @@ import os
 import ssl
 from collections import deque
 from contextlib import suppress
+from typing import NamedTuple
 
 import aiohappyeyeballs
 
@@ -41,46 +42,41 @@ class NoAnswerError(GatewayError):
         self.why = why
 
 
+class Limits(NamedTuple):
+    """The limits of a backend's connections, which a reload may change."""
+
+    max_connections: int
+    connect_timeout_s: float
+    queue_length: int = 0
+    queue_timeout_s: float = 0.0
+    keep_alive_s: float = 0.0
+    """How long an idle connection is kept: less than the backend's own idle timeout."""
+
+
 class Connections:
     """The connections of one backend, to all of its endpoints. A reload changes their limits, not the connections."""
 
-    def __init__(self, backend: str, names: Names) -> None:
-        """*names* knows the endpoints and their addresses. `configure` must follow."""
+    def __init__(self, backend: str, names: Names, limits: Limits | None = None) -> None:
+        """*names* knows the endpoints and their addresses. Without *limits*, `configure` must follow."""
         self.backend = backend
         """The backend's name."""
         self._names = names
         self._endpoints = names.endpoints
-        self._max_connections = self._queue_length = 0
-        self._queue_timeout_s = self._connect_timeout_s = self._keep_alive_s = 0.0
+        self._limits = limits or Limits(0, 0.0)
         self._in_use = 0  # slots held by requests, from before they have a connection until they give it up
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._open: set[Wire] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_retired = False
 
-    def configure(
-        self,
-        *,
-        max_connections: int,
-        connect_timeout_s: float,
-        queue_length: int = 0,
-        queue_timeout_s: float = 0.0,
-        keep_alive_s: float = 0.0,
-    ) -> None:
-        """Set the limits. Requests in the queue keep their waiting time, and get new slots at once.
-
-        *keep_alive_s* is how long an idle connection is kept: less than the backend's own idle timeout.
-        """
-        self._max_connections = max_connections
-        self._queue_length = queue_length
-        self._queue_timeout_s = queue_timeout_s
-        self._connect_timeout_s = connect_timeout_s
-        self._keep_alive_s = keep_alive_s
+    def configure(self, limits: Limits) -> None:
+        """Set the limits. Requests in the queue keep their waiting time, and get new slots at once."""
+        self._limits = limits
         self._admit_waiters()
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweep()
-        while self._n_idle() and self._in_use + self._n_idle() > max_connections:
+        while self._n_idle() and self._in_use + self._n_idle() > limits.max_connections:
             self._close_longest_idle()
 
     def retire(self) -> None:
@@ -92,7 +88,7 @@ class Connections:
     @property
     def is_full(self) -> bool:
         """Whether all slots are taken."""
-        return self._in_use >= self._max_connections
+        return self._in_use >= self._limits.max_connections
 
     def take_slot(self) -> bool:
         """Take a slot; False if none is free. A connection must be taken then, or `release_slot` called."""
@@ -105,9 +101,9 @@ class Connections:
         """Take a slot, and wait in the queue if none is free. Raises `GatewayError` OVERLOADED."""
         if self.take_slot():
             return
-        if len(self._waiters) >= self._queue_length:
+        if len(self._waiters) >= self._limits.queue_length:
             raise self._overloaded(f"and {len(self._waiters)} requests are waiting (queue.length)")
-        timeout_s = self._queue_timeout_s
+        timeout_s = self._limits.queue_timeout_s
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -129,14 +125,14 @@ class Connections:
         self._admit_waiters()
 
     def _admit_waiters(self) -> None:
-        while self._waiters and self._in_use < self._max_connections:
+        while self._waiters and self._in_use < self._limits.max_connections:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 self._in_use += 1
                 waiter.set_result(None)
 
     def _overloaded(self, reason: str) -> GatewayError:
-        in_use = f"all {self._max_connections} connections (max_connections) are in use"
+        in_use = f"all {self._limits.max_connections} connections (max_connections) are in use"
         words = f"backend {self.backend!r}: {in_use}, {reason}"
         return GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False)
 
@@ -149,7 +145,7 @@ class Connections:
         idle = state.idle
         while idle:
             wire = idle.pop()
-            if now_s - wire.idle_since < self._keep_alive_s and wire.is_usable():
+            if now_s - wire.idle_since < self._limits.keep_alive_s and wire.is_usable():
                 state.busy += 1
                 return wire
             wire.abort()
@@ -163,7 +159,7 @@ class Connections:
         """
         if state.idle:  # kept ones must not carry this request, and without this their number would grow with each
             state.idle.popleft().abort()
-        elif self._in_use + self._n_idle() > self._max_connections:
+        elif self._in_use + self._n_idle() > self._limits.max_connections:
             self._close_longest_idle()
         endpoint = state.endpoint
         wire = await self.connect(endpoint)
@@ -178,7 +174,7 @@ class Connections:
         """
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(self._limits.connect_timeout_s):
                 addresses = await self._names.addresses(endpoint)
                 sock = await aiohappyeyeballs.start_connection(
                     addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, loop=loop
@@ -190,7 +186,7 @@ class Connections:
                     wire.tls = await tls.connect(sock, wire, endpoint.tls, endpoint.name, wire.socket_closes)
         except TimeoutError:
             self._names.look_up_soon(endpoint)
-            why = f"no connection within {self._connect_timeout_s:g} s (timeouts.connect)"
+            why = f"no connection within {self._limits.connect_timeout_s:g} s (timeouts.connect)"
             raise self._unreachable(endpoint, f"{why}{self._names.waiting_for(endpoint)}") from None
         except UnknownHostError as error:
             raise self._unreachable(endpoint, str(error)) from None
@@ -221,11 +217,17 @@ class Connections:
         state = wire.state
         assert state is not None
         is_same = state.endpoint is wire.endpoint or state.endpoint == wire.endpoint  # comparing takes a microsecond
-        if is_same and state.is_kept and not self._is_retired and self._in_use <= self._max_connections and wire.end():
+        if (
+            is_same
+            and state.is_kept
+            and not self._is_retired
+            and self._in_use <= self._limits.max_connections
+            and wire.end()
+        ):
             state.idle.append(wire)
             state.busy -= 1
             if self._sweeper is None:
-                self._sweeper = asyncio.get_running_loop().call_later(self._keep_alive_s, self._sweep)
+                self._sweeper = asyncio.get_running_loop().call_later(self._limits.keep_alive_s, self._sweep)
         else:
             self.drop(wire)
         self.release_slot()
@@ -250,11 +252,11 @@ class Connections:
         self._sweeper = None
         idles = [state.idle for state in self._endpoints.states]
         for idle in idles:
-            while idle and now - idle[0].idle_since >= self._keep_alive_s:
+            while idle and now - idle[0].idle_since >= self._limits.keep_alive_s:
                 idle.popleft().abort()
         starts = [idle[0].idle_since for idle in idles if idle]
         if starts:
-            self._sweeper = loop.call_at(min(starts) + self._keep_alive_s, self._sweep)
+            self._sweeper = loop.call_at(min(starts) + self._limits.keep_alive_s, self._sweep)
 
     async def close(self) -> None:
         """Close every connection, and wait until they are gone."""

@@ -7,9 +7,10 @@ meaning of metadata (`codec`).
 """
 
 import asyncio
+import math
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -18,14 +19,11 @@ from gateway.errors import ErrorKind, GatewayError
 LIFE_S = 30.0
 """How long an answer is kept."""
 
-MAX_ANSWERS = 1000
-"""How many answers are kept."""
-
 MAX_KEPT_BYTES = 16 * 1024 * 1024
 """The most bytes for all kept answers and the headers of their questions."""
 
-KEPT_BYTES = 1024
-"""How many bytes a kept answer takes beside its text and its question."""
+KEPT_BYTES = 16 * 1024
+"""How many bytes a kept answer counts beside its text and its question, so that a thousand are kept at most."""
 
 MAX_BYTES = 1024 * 1024
 """How many bytes of a server's (`GET /v2`) or a model's metadata are read."""
@@ -37,10 +35,8 @@ _LATER = frozenset({408, 425, 429})  # statuses of 4xx that say that the same qu
 
 
 class _Object(msgspec.Struct):
-    """A JSON object whose members are skipped."""
+    """A JSON object whose members are skipped: to decode those of a mebibyte would hold the loop for 30 ms."""
 
-
-_OBJECT = msgspec.json.Decoder(_Object)
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
 """Fingerprint of the backend, raw path of the model, and the headers of the question: servers may answer clients
@@ -53,8 +49,7 @@ def is_worth_keeping(status: int, text: bytes) -> bool:
         return False
     try:
         text.decode()  # msgspec does not check the strings that it skips
-        # the members are skipped: to decode those of a mebibyte of metadata would hold the loop for 30 ms
-        _OBJECT.decode(text)
+        msgspec.json.decode(text, type=_Object)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
@@ -70,29 +65,20 @@ def is_undescribed(error: GatewayError) -> bool:
     return error.kind is ErrorKind.MALFORMED_RESPONSE
 
 
-class _Kept(NamedTuple, Generic[T]):
-    """An answer, the time of its question by the event loop's clock, and how many bytes it takes to keep it."""
-
-    asked_s: float
-    answer: T
-    n_bytes: int
-
-
 class ModelMetadata(Generic[T]):
     """Values made of answers, by model, version and headers. Each is asked for again after `LIFE_S` at the latest."""
 
     def __init__(self) -> None:
-        self._kept: dict[Key, _Kept[T]] = {}
+        self._kept: dict[Key, tuple[float, T, int]] = {}
+        """The time of each question by the event loop's clock, its answer, and how many bytes keeping it takes."""
         self._asking: dict[Key, asyncio.Task[tuple[T, int]]] = {}
         """Questions without an answer yet."""
         self._sum_bytes = 0
 
     def known(self, key: Key, max_age_s: float = LIFE_S) -> T | None:
         """The answer for *key* if it was asked for less than *max_age_s* ago; else None."""
-        kept = self._kept.get(key)
-        if kept is None or kept.asked_s + max_age_s <= asyncio.get_running_loop().time():
-            return None
-        return kept.answer
+        asked_s, answer, _ = self._kept.get(key, (-math.inf, None, 0))
+        return answer if asked_s + max_age_s > asyncio.get_running_loop().time() else None
 
     def ask(self, key: Key, fetch: Callable[[], Awaitable[tuple[T, int]]]) -> asyncio.Task[tuple[T, int]]:
         """The running question for *key*, or a new one, which calls *fetch*.
@@ -116,23 +102,22 @@ class ModelMetadata(Generic[T]):
 
     def _keep(self, key: Key, asked_s: float, task: asyncio.Task[tuple[T, int]]) -> None:
         """Keep the answer of *task* if it is worth keeping, and forget the oldest answers if there is no room."""
-        is_useless = task.cancelled() or task.exception() is not None or not task.result()[1]
+        answer, n_bytes = (None, 0) if task.cancelled() or task.exception() is not None else task.result()
         if self._asking.get(key) is not task:
             return
         del self._asking[key]
         self._drop(key)
-        if is_useless:
+        if answer is None or not n_bytes:
             return
-        answer, answer_bytes = task.result()
-        question_bytes = len(key[1]) + sum(sys.getsizeof(name) + sys.getsizeof(value) for name, value in key[2])
-        kept = self._kept[key] = _Kept(asked_s, answer, KEPT_BYTES + question_bytes + answer_bytes)
-        self._sum_bytes += kept.n_bytes
-        while self._sum_bytes > MAX_KEPT_BYTES or len(self._kept) > MAX_ANSWERS:
+        n_bytes += KEPT_BYTES + len(key[1]) + sum(sys.getsizeof(text) for field in key[2] for text in field)
+        self._kept[key] = asked_s, answer, n_bytes
+        self._sum_bytes += n_bytes
+        while self._sum_bytes > MAX_KEPT_BYTES:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, key: Key) -> None:
-        kept = self._kept.pop(key, None)
-        self._sum_bytes -= 0 if kept is None else kept.n_bytes
+        if key in self._kept:
+            self._sum_bytes -= self._kept.pop(key)[2]
 
     async def close(self) -> None:
         """Cancel all questions, and forget all answers."""

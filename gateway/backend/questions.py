@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gateway.backend.arriving import LostError, NotHttpError
-from gateway.backend.connections import Connections, NoAnswerError
+from gateway.backend.connections import Connections, Limits, NoAnswerError
 from gateway.backend.endpoints import Endpoint, EndpointSet, Said
 from gateway.backend.resolving import Names
 from gateway.codec import error_body
@@ -119,9 +119,7 @@ Get = Callable[[str], Awaitable[Answer]]
 
 def own_connections(backend: str, connect_timeout_s: float) -> Connections:
     """Connections to any endpoint, for questions only; `close` must follow."""
-    connections = Connections(backend, Names(backend, EndpointSet()))
-    connections.configure(max_connections=1, connect_timeout_s=connect_timeout_s)
-    return connections
+    return Connections(backend, Names(backend, EndpointSet()), Limits(1, connect_timeout_s))
 
 
 @dataclass(eq=False)

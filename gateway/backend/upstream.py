@@ -12,7 +12,7 @@ from gateway import __version__
 from gateway.backend.asking import BackendRequest
 from gateway.backend.attempt import Read, Transcode
 from gateway.backend.calling import Call
-from gateway.backend.connections import Connections
+from gateway.backend.connections import Connections, Limits
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
 from gateway.backend.health import HealthProbes
 from gateway.backend.resolving import Names
@@ -76,13 +76,9 @@ class Upstream:
         """Set the endpoints and the limits of the connections to those of this plan."""
         settings = self.plan.settings
         self.names.configure([Endpoint.parse(url, self.tls) for url in settings.endpoints], settings.dns_refresh)
-        self.connections.configure(
-            max_connections=self.plan.max_connections,
-            queue_length=settings.queue.length,
-            queue_timeout_s=settings.queue.timeout,
-            connect_timeout_s=settings.timeouts.connect,
-            keep_alive_s=settings.keep_alive,
-        )
+        queue, connect_s = settings.queue, settings.timeouts.connect
+        limits = Limits(self.plan.max_connections, connect_s, queue.length, queue.timeout, settings.keep_alive)
+        self.connections.configure(limits)
         fields, total_s = self.plan.headers.probing(USER_AGENT), settings.timeouts.total
         self.speaking.configure(settings.dialect, settings.binary, fields, total_s)
         if not self.ejection_rules.failures:

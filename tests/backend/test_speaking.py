@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from gateway.backend import speaking
-from gateway.backend.connections import Connections
+from gateway.backend.connections import Connections, Limits
 from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.backend.resolving import Names
 from gateway.backend.speaking import Speaking, Spoken, configured
@@ -57,10 +57,7 @@ async def asking(
 ) -> AsyncIterator[tuple[Speaking, EndpointSet]]:
     """What asks *servers*, and their endpoints."""
     endpoints = EndpointSet()
-    connections = Connections("main", Names("main", endpoints))
-    connections.configure(
-        max_connections=1, queue_length=0, queue_timeout_s=0.0, connect_timeout_s=5.0, keep_alive_s=0.0
-    )
+    connections = Connections("main", Names("main", endpoints), Limits(1, 5.0))
     asker = Speaking("main", endpoints, connections)
     asker.configure(dialect, binary, [])
     async with AsyncExitStack() as stack:

@@ -82,7 +82,7 @@ async def test_nothing_changes_until_the_new_one_is_started() -> None:
         await call(upstream)
         never_started = upstream_of([other.url], "max_connections: 1", upstream)
         assert [state.url for state in upstream.endpoints.states] == [one.url]
-        assert upstream.connections._max_connections == 3
+        assert upstream.connections._limits.max_connections == 3
         await call(upstream)
         assert len(one.peers) == 1
         assert never_started.connections is upstream.connections
