@@ -67,7 +67,6 @@ class Connections:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._open: set[Wire] = set()
         self._sweeper: asyncio.TimerHandle | None = None
-        self._is_retired = False
 
     def configure(self, limits: Limits) -> None:
         """Set the limits. Requests in the queue keep their waiting time, and get new slots at once."""
@@ -81,9 +80,7 @@ class Connections:
 
     def retire(self) -> None:
         """Close every connection as soon as it is idle, because no new requests will come."""
-        self._is_retired = True
-        for state in self._endpoints.states:
-            state.close_idle()
+        self.configure(self._limits._replace(keep_alive_s=0.0))
 
     @property
     def is_full(self) -> bool:
@@ -217,13 +214,7 @@ class Connections:
         state = wire.state
         assert state is not None
         is_same = state.endpoint is wire.endpoint or state.endpoint == wire.endpoint  # comparing takes a microsecond
-        if (
-            is_same
-            and state.is_kept
-            and not self._is_retired
-            and self._in_use <= self._limits.max_connections
-            and wire.end()
-        ):
+        if is_same and state.is_kept and self._in_use <= self._limits.max_connections and wire.end():
             state.idle.append(wire)
             state.busy -= 1
             if self._sweeper is None:
