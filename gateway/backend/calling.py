@@ -153,9 +153,11 @@ class Call(Generic[T]):
             self._let_go()
             if self._trial is not None:
                 upstream.note_success(state, self._trial)
-                self._trial = None
             return result
         finally:
+            if self._trial is not None:  # a trial without a result makes room for another
+                state.ejection.end_trial(self._trial)
+                self._trial = None
             if is_in_flight:
                 state.in_flight -= 1
             if self._answer is not None and self._answer.is_streamed:
@@ -163,20 +165,21 @@ class Call(Generic[T]):
 
     def _fail(self, state: EndpointState, deadlines: Deadlines, error: BaseException) -> None:
         """Judge the endpoint by *error*, which ended the attempt. Raises `GatewayError` if a timeout had ended it."""
+        answer = self._answer
         kind = error.kind if isinstance(error, GatewayError) else None
-        if kind is ErrorKind.BACKEND_ERROR and self._answer is not None:  # a whole answer that refuses this request
-            self._answer.approve()
+        if kind is ErrorKind.BACKEND_ERROR and answer is not None:  # a whole answer that refuses this request
+            answer.approve()
         has_expired = deadlines.stop()
         self._let_go()
-        try:
-            if isinstance(error, GatewayError):
-                self._judge(state, error, kind in FAILURES and not self._is_upload_late(error, deadlines))
-            elif has_expired and isinstance(error, asyncio.CancelledError | TimeoutError):
-                raise self._judge(state, deadlines.expired(self._upstream.name), deadlines.was_silent()) from None
-        finally:
-            if self._trial is not None:  # a trial without a result makes room for another
-                state.ejection.end_trial(self._trial)
-                self._trial = None
+        if isinstance(error, GatewayError):
+            # the server may have closed because the client's upload was late, which is not its failure
+            has_answered = answer is not None and answer.status
+            is_late = kind is ErrorKind.UPSTREAM_CLOSED and not has_answered and deadlines.is_clients()
+            self._judge(state, error, kind in FAILURES and not is_late)
+        elif has_expired and isinstance(error, asyncio.CancelledError | TimeoutError):
+            timeout = deadlines.expired(self._upstream.name)
+            self._judge(state, timeout, deadlines.was_silent())
+            raise timeout from None
 
     def _note(self, endpoint: Endpoint, now_s: float) -> None:
         """Record an attempt at *endpoint* that begins *now_s*."""
@@ -239,16 +242,8 @@ class Call(Generic[T]):
             self._has_slot = True
         self._last.seconds = self._upstream.loop.time() - self._last.started_s
 
-    def _is_upload_late(self, error: GatewayError, deadlines: Deadlines) -> bool:
-        """Whether the server may have closed because the client's upload was late, which is not its failure."""
-        has_answered = self._answer is not None and self._answer.status
-        return error.kind is ErrorKind.UPSTREAM_CLOSED and not has_answered and deadlines.is_clients()
-
-    def _judge(self, state: EndpointState, error: GatewayError, is_failure: bool) -> GatewayError:
-        """Judge the endpoint by an attempt that ended with *error*, and return *error*.
-
-        *is_failure*: the endpoint caused it.
-        """
+    def _judge(self, state: EndpointState, error: GatewayError, is_failure: bool) -> None:
+        """Judge the endpoint by an attempt that ended with *error*; *is_failure*: the endpoint caused it."""
         if self._last.first_byte_s is None:
             self._last.code = error.kind.label
         status = 0 if self._answer is None else self._answer.status
@@ -264,4 +259,3 @@ class Call(Generic[T]):
             state.speech.doubt(self._upstream.loop.time())  # another kind of server may run there now
             if self._trial is not None:
                 self._upstream.note_success(state, self._trial)
-        return error
