@@ -191,8 +191,8 @@ class _Examination:
         crossing = Crossing(self._url, straight, model, report, self._said.dialect == V2)
         if not await crossing.is_answered():
             return
-        if self._said.dialect == V2:
-            await crossing.find_binary(is_said=self._said.is_binary)
+        if crossing.is_v2 and "binary" not in report.settings:
+            await crossing.find_binary()
         await crossing.measure(self._asker)
         wishes = await crossing.wishes()
         if "binary" not in report.settings and (wishes or crossing.is_v2):

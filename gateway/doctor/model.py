@@ -32,7 +32,7 @@ from gateway.doctor.tensors import (
     samples_for,
 )
 
-MAX_TRIES = 12
+MAX_TRIES = 20
 """So many requests are tried at most, until the model takes one, before no more sizes of refusals are tried."""
 
 MAX_SIZES = 3
@@ -43,11 +43,10 @@ OUTPUT = "output"
 
 _SIZE = re.compile(r"(?<![\w.:])[1-9]\d{0,3}(?![\w.:])")
 
-_NAMELESS = tuple(Declared("", "FP32", shape) for shape in ((1, 4), (1, 1), (1, 16), (1,)))
 _UNDESCRIBED = {
-    V2: (Declared("x", "FP32", (1, 4)), Declared("INPUT0", "FP32", (1, 4)), Declared("x", "BYTES", (4,))),
-    TENSORFLOW: _NAMELESS,
-    MLFLOW: _NAMELESS,
+    V2: (Declared("x", "FP32", (-1, -1)), Declared("INPUT0", "FP32", (-1, -1)), Declared("x", "BYTES", (-1,))),
+    TENSORFLOW: (Declared("", "FP32", (-1, -1)),),
+    MLFLOW: (Declared("", "FP32", (-1, -1)),),
 }
 """The inputs that are tried with a model of which nothing is known, one at a time."""
 
@@ -229,11 +228,11 @@ async def _answer_to(asker: Asker, path: str, body: bytes) -> Answer:
 
 def _candidates(dialect: str, form: str, model: Model) -> Iterator[tuple[Tensor, ...]]:
     """The inputs to try, the likeliest first; in rows only those that have the same number of rows."""
-    undescribed = ((sample(each.name, each.datatype, each.shape),) for each in _UNDESCRIBED[dialect])
-    for samples in samples_for(model.inputs) if model.inputs else undescribed:
-        n_rows = {each.shape[:1] for each in samples}
-        if form != "row" or (len(n_rows) == 1 and n_rows != {()}):
-            yield samples
+    for inputs in [model.inputs] if model.inputs else [(each,) for each in _UNDESCRIBED[dialect]]:
+        for samples in samples_for(inputs):
+            n_rows = {each.shape[:1] for each in samples}
+            if form != "row" or (len(n_rows) == 1 and n_rows != {()}):
+                yield samples
 
 
 def _outputs_of(answer: Answer, model: Model) -> tuple[Tensor, ...]:

@@ -198,6 +198,7 @@ async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> 
             "it says that it reads binary tensors itself (binary_tensor_data): clients can use it without a gateway, "
             "and a gateway in front of it can pass binary through as it is"
         )
+        report.set("binary", "auto", "binary passes through as it is, as long as the server says that it reads it")
     if said.dialect != V2:
         report.set("dialect", said.dialect, "what the server speaks")
     return said
