@@ -619,6 +619,41 @@ async def test_answers_that_lack_something_are_a_problem(member: str) -> None:
     assert found.code == 1
 
 
+@web.middleware
+async def refusing_gateways(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Refuses inferences that a gateway has sent."""
+    if "X-Request-Id" in request.headers and request.method == "POST":
+        return web.json_response({"error": "not from you"}, status=403)
+    answer: web.StreamResponse = await handler(request)
+    return answer
+
+
+@web.middleware
+async def answering_gateways_otherwise(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Answers inferences that a gateway has sent with other values."""
+    if "X-Request-Id" in request.headers and request.method == "POST":
+        output = {"name": "y", "shape": [1], "datatype": "FP32", "data": [7]}
+        return web.json_response({"outputs": [output]})
+    answer: web.StreamResponse = await handler(request)
+    return answer
+
+
+async def test_an_inference_that_is_refused_through_the_gateway_is_a_problem() -> None:
+    async with server_with(Habits(), refusing_gateways) as url:
+        found = await doctor(url)
+    assert found.findings("problem") == ["in binary through the gateway it was refused: 403: not from you"]
+    assert found.table["infer in binary"] == "no: 403: not from you"
+    assert found.table["gRPC: infer, stream"] == "no: 403: not from you"
+    assert found.code == 1
+
+
+async def test_other_values_through_the_gateway_are_pointed_out() -> None:
+    async with server_with(Habits(), answering_gateways_otherwise) as url:
+        found = await doctor(url)
+    assert any("gives other values through the gateway than straight" in words for words in found.findings("note"))
+    assert found.table["infer in binary"] == "yes"
+
+
 async def test_models_are_asked_for_by_name_where_they_are_not_listed() -> None:
     async with server_with(Habits(says_models=False)) as url:
         without, with_name, with_path = await asyncio.gather(
