@@ -252,7 +252,8 @@ async def test_a_certificate_that_is_not_trusted_ends_with_2_and_the_option_for_
     async with with_tls(authority.issue().server_context()) as url:
         found = await doctor(url, "-H", BEARER + "${TOKEN}", environment={"TOKEN": "s3cret"})
     (problem,) = found.findings("problem")
-    assert problem.endswith("its certificate is signed by an authority that is not trusted: set --ca")
+    assert "its certificate is not accepted" in problem
+    assert "set --ca" in problem
     assert found.code == 2
 
 
@@ -261,7 +262,7 @@ async def test_a_certificate_that_has_expired_ends_with_2(authority: Authority) 
     async with with_tls(authority.issue(not_after=gone).server_context()) as url:
         found = await doctor(url, "--ca", str(authority.path))
     (problem,) = found.findings("problem")
-    assert f"its certificate has expired on {gone:%Y-%m-%d}" in problem
+    assert "certificate has expired" in problem
     assert found.code == 2
 
 
