@@ -33,17 +33,12 @@ USER_AGENT = f"tensor-gateway/{__version__} (doctor)"
 class Asker(questions.Asker):
     """Asks one server, with long timeouts."""
 
-    def __init__(
-        self, endpoint: Endpoint, headers: Mapping[str, str] | None = None, within_s: float | None = ASK_S
-    ) -> None:
-        """*headers* are sent with each question besides its own. Needs a running event loop.
-
-        *within_s*: None for a gateway, which always answers; its own timeouts say when.
-        """
+    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> None:
+        """*headers* are sent with each question besides its own. Needs a running event loop."""
         self.headers = headers or {}
         fields = BackendHeaders(self.headers, ()).probing(USER_AGENT)
         connections = own_connections("default", TRIAL_S)
-        super().__init__(connections, endpoint, fields, within_s, MAX_ANSWER_BYTES)
+        super().__init__(connections, endpoint, fields, ASK_S, MAX_ANSWER_BYTES)
 
     def why_unauthorized(self, answer: Answer) -> str:
         """Words that say that *answer* requires credentials, and what to do; empty if it does not."""
@@ -84,7 +79,9 @@ async def gateway(url: str, settings: Mapping[str, Setting]) -> AsyncIterator[As
     plane = DataPlane(parse(f"{text}logging: {{access: none}}\n"), new_name())
     try:
         await plane.start()
-        yield Asker(Endpoint.parse(plane.urls[0], None), within_s=None)
+        asker = Asker(Endpoint.parse(plane.urls[0], None))
+        asker.within_s = None  # a gateway always answers; its own timeouts say when
+        yield asker
     finally:
         await plane.stop()
         log.removeHandler(quiet)

@@ -24,8 +24,6 @@ from gateway.process.ports import is_free
 WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
 """Exit codes: it works as it is; it works with the named settings; the server cannot be reached or used."""
 
-_WHY_HEALTH = "probes: /-/ready of the gateway tells whether the server is up"
-
 
 async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int:
     """Examine the server at *url*, with *model* for the trials if it is not empty, and return the exit code.
@@ -63,7 +61,9 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     add_grpc(report)
     report.table("What clients can do through the gateway", report.abilities)
     endpoint_of(meant.url, report.settings)  # raises for a configuration that `check` would refuse
-    found = f"In front of {examination.title} at {meant.url}, as `tensor-gateway doctor` found it on "
+    found = (
+        f"In front of {examination.said.title or 'a server'} at {meant.url}, as `tensor-gateway doctor` found it on "
+    )
     listen, admin = (_address(port, meant.url) for port in (8080, 9090))
     file = configuration(meant.url, report.settings, listen, admin, f"{found}{datetime.now(UTC):%Y-%m-%d}")
     if only_yaml:
@@ -92,18 +92,13 @@ class _Examination:
         self._url = url
         self._asker = asker
         self._report = report
-        self._said = Said(TEMPLATE)
+        self.said = Said(TEMPLATE)
         """The kind of the server, as soon as it is known."""
-
-    @property
-    def title(self) -> str:
-        """What to call the server."""
-        return self._said.title or "a server"
 
     async def of_server(self, first: Answer, asked_for: str) -> None:
         """Ask a server that speaks a protocol. *first* is its answer to `GET /v2`."""
         report = self._report
-        said = self._said = await recognize(self._asker, first, asked_for, report)
+        said = self.said = await recognize(self._asker, first, asked_for, report)
         name = await choose_model(self._asker, said.dialect, asked_for, report)
         await self._find_health(name)
         straight, model = None, Model(name)
@@ -126,25 +121,28 @@ class _Examination:
 
     async def _find_health(self, model: str) -> None:
         """Find the path that tells whether the server is ready, and set `health.path` if need be."""
-        dialect = self._said.dialect
+        dialect = self.said.dialect
         usual = {V2: "/v2/health/ready", MLFLOW: "/ping"}.get(dialect, "")
         of_model = f"/v1/models/{quote(model, safe='')}" if model else "/v1/models"
         usual_of_others = ("/health", "/healthz", "/livez", "/") if dialect == TEMPLATE else (of_model,)
+        value: dict[str, str] | None = None
         for path in filter(None, (usual, "/ping", *usual_of_others)):
             answer = await self._asker.get(path)
             if answer.status == 200 and not answer.is_html:
-                self._report.set("health", {} if path == usual else {"path": path}, _WHY_HEALTH)
-                return
-        if dialect == TENSORFLOW:  # the answer that there is no such model will do: it shows that the server runs
-            self._report.set("health", {}, _WHY_HEALTH)
+                value = {} if path == usual else {"path": path}
+                break
+        if value is None and dialect == TENSORFLOW:
+            value = {}  # the answer that there is no such model will do: it shows that the server runs
+        if value is not None:
+            self._report.set("health", value, "probes: /-/ready of the gateway tells whether the server is up")
 
     async def _first(self, model: Model) -> Straight:
         """The first inference of *model*, and what it shows. Raises `ProblemError`."""
         try:
-            straight = await first_inference(self._asker, self._said.dialect, model)
+            straight = await first_inference(self._asker, self.said.dialect, model)
         except ProblemError as error:
             straight = await self._first_of_v1(model, error)
-        set_models(straight, self._said.dialect, model, self._report)
+        set_models(straight, self.said.dialect, model, self._report)
         self._report.ok("a trial inference straight in JSON was answered")
         await self._find_framing(straight)
         return straight
@@ -154,12 +152,12 @@ class _Examination:
 
         Raises `ProblemError`, for *refused*, if it does not answer V1 either.
         """
-        said, is_torchserve = self._said, self._said.title == TORCHSERVE
+        said, is_torchserve = self.said, self.said.title == TORCHSERVE
         of_v1 = await self._asker.get(f"/v1/models/{quote(model.name, safe='')}")
         if said.dialect == V2 and (is_torchserve or of_v1.member("ready") is not None):
             with suppress(ProblemError):
                 straight = await first_inference(self._asker, TENSORFLOW, model)
-                self._said = replace(said, dialect=TENSORFLOW)
+                self.said = replace(said, dialect=TENSORFLOW)
                 self._report.problem(
                     "the model does not answer V2, though its server speaks it, but V1 (/v1/models/...:predict): "
                     "`dialect: tensorflow`"
@@ -188,7 +186,7 @@ class _Examination:
             tried = "trial inference was answered" if model.name else "model was tried"
             report.can("infer", f"not found out: no {tried}")
             return
-        crossing = Crossing(self._url, straight, model, report, self._said.dialect == V2)
+        crossing = Crossing(self._url, straight, model, report, self.said.dialect == V2)
         if not await crossing.is_answered():
             return
         if crossing.is_v2 and "binary" not in report.settings:
