@@ -25,7 +25,7 @@ from gateway.codec import (
 )
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.serving.call import Call, Question
-from gateway.serving.speech import V2, Decoder, Prepared
+from gateway.serving.speech import Decoder, Prepared, reading
 
 FRESH_S = 1.0
 """How old a model's description may be when an inference is sent whose answer it labels.
@@ -60,11 +60,11 @@ async def dialect_of(call: Call) -> Dialect | None:
     return DIALECTS.get(name if name != "auto" else (await call.upstream.spoken()).dialect)
 
 
-class Foreign(V2):
+class Foreign:
     """A client's request to a backend of another *dialect* than V2."""
 
     def __init__(self, call: Call, dialect: Dialect) -> None:
-        super().__init__(call)
+        self.call = call
         self.dialect = dialect
         self.path = path = call.match.v2_path
         """The path for the backend in V2, taken apart."""
@@ -112,15 +112,15 @@ class Foreign(V2):
     # The request
 
     async def prepare(self, body: memoryview, framing: Framing) -> Prepared:
-        """As of V2; no request crosses unchanged."""
+        """Parse and check the request. Raises `GatewayError`."""
         call, path = self.call, self.path_of(self._infer_path)
         query = call.match.target[len(call.match.path) :]
-        self.target = path + (query if "?" not in path else query.replace("?", "&", 1))
+        target = path + (query if "?" not in path else query.replace("?", "&", 1))
         # a raw request is cut into values by the description
         described = await self.description(FRESH_S if framing.header_length == 0 else LIFE_S)
         metadata = v2_metadata(self.model, described.model) if framing.header_length == 0 else b""
-        reading, policy = self._reading(body, framing, metadata), call.backend.tensor_policy
-        self._request = request = await call.run_parser(DialectRequest.parse(reading, policy, call.body.reserve))
+        steps, policy = reading(call, body, framing, metadata), call.backend.tensor_policy
+        self._request = request = await call.run_parser(DialectRequest.parse(steps, policy, call.body.reserve))
         fault = self._fault(described, request)
         if fault is not None and self._is_old(described):
             described = await self.description(FRESH_S)
@@ -137,7 +137,7 @@ class Foreign(V2):
             await self._question.begin()
             if call.upstream.connections.is_full:  # else an inference on the last connection would wait for itself
                 await self._question.answer()
-        return Prepared(request, written, self._decoder)
+        return Prepared(request, written, self._decoder, self._other_decoder, target)
 
     def _fault(self, described: Described, request: DialectRequest) -> GatewayError | None:
         """Why the model, as it is *described*, cannot get *request*; None if it can.
@@ -167,7 +167,7 @@ class Foreign(V2):
                 raise GatewayError(error.kind, words, headers=error.headers, status=error.status, body=body) from error
         return self._decoder_by(self._described)
 
-    async def other_decoder(self, answer: Answer) -> Decoder | None:
+    async def _other_decoder(self, answer: Answer) -> Decoder | None:
         """A decoder by the model's description of this moment, if it has changed."""
         question, described = self._question, self._described
         if question is None or not described.by_server:

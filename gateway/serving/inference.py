@@ -19,7 +19,7 @@ from gateway.serving.batching import serve_batched
 from gateway.serving.call import Answered, Call
 from gateway.serving.foreign import Foreign, dialect_of
 from gateway.serving.relaying import pass_through, stream
-from gateway.serving.speech import V2, Prepared
+from gateway.serving.speech import Prepared, prepare
 
 
 async def infer(call: Call) -> None:
@@ -57,8 +57,9 @@ async def _transcoded(call: Call, framing: Framing, body: memoryview) -> tuple[B
     exchange, headers = call.exchange, call.backend.headers
     exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
     dialect = await dialect_of(call)
-    speech = V2(call) if dialect is None else Foreign(call, dialect)
-    prepared = await speech.prepare(body, framing)
+    prepared = await (
+        prepare(call, body, framing) if dialect is None else Foreign(call, dialect).prepare(body, framing)
+    )
     exchange.upstream_format = Format.JSON
     if prepared is None:  # byte for byte (protocol 3.6)
         # a renamed model's answer must not be compressed, because the gateway replaces the name in it
@@ -72,9 +73,9 @@ async def _transcoded(call: Call, framing: Framing, body: memoryview) -> tuple[B
             raise await call.backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
         if answer.is_streamed:
             call.let_go(answer, *prepared.request.views, body, *(framing.blobs or ()))
-        return await _decoded(call, answer, prepared, speech), answer.transcoded_lines()
+        return await _decoded(call, answer, prepared), answer.transcoded_lines()
 
-    asked = call.asked(headers.transcoded(call.request), json_body, speech.target, is_read_whole=True)
+    asked = call.asked(headers.transcoded(call.request), json_body, prepared.target, is_read_whole=True)
     return asked, read
 
 
@@ -123,10 +124,10 @@ async def _json_body(call: Call, prepared: Prepared) -> Body:
     return Body(open=pieces, length=length)
 
 
-async def _decoded(call: Call, answer: Answer, prepared: Prepared, speech: V2) -> InferReply:
+async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply:
     """Decode *answer* while it arrives, and return the reply. Raises `GatewayError`.
 
-    If the decoder fails on a short answer, the answer is decoded once more if *speech* has another decoder for it.
+    If the decoder fails on a short answer, the answer is decoded once more if there is another decoder for it.
     """
     answer.refuse_encoded()
     exchange, pacer, body = call.exchange, call.pacer, call.body
@@ -149,7 +150,8 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared, speech: V2) -
             raise CodecError(f"{answer.status} without a body")
         answered = await pacer.run(decoder.finish(chunk))
     except CodecError as error:
-        other = await speech.other_decoder(answer) if answer.is_read and received == len(whole) else None
+        find_other = prepared.other_decoder if answer.is_read and received == len(whole) else None
+        other = await find_other(answer) if find_other is not None else None
         if other is None:
             raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
         decoder = other
