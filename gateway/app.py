@@ -123,9 +123,9 @@ class DataPlane:
         plan = Plan(config, name)
         upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
         self._access_log = _access_log(config)
-        self._tracing = _tracing(config, None)
+        self._tracing: Tracing | None = None
         self.gateway = Gateway(Serving(plan, upstreams), self._record)
-        self._trace_by(self._tracing)
+        self._trace_by(_tracing(config))
         tls = TlsContext.following(None, "tls", config.tls)
         self.server = Server(self.gateway.handle, config.limits, self.gateway.admission.hold_unread, tls=tls)
         self._listeners: list[ClientListener] = []
@@ -244,14 +244,14 @@ class DataPlane:
             tls = TlsContext.following(self.server.tls, "tls", config.tls)
             upstreams = {name: Upstream(backend, running.get(name)) for name, backend in plan.backends.items()}
             # last, since it may begin a thread; importing OpenTelemetry would hold the loop for a third of a second
-            tracing = await asyncio.to_thread(_tracing, config, self._tracing)
+            tracing = await asyncio.to_thread(_tracing, config)
         except ConfigError as error:
             raise ConfigError(without_hidden_paths(config, str(error))) from None
         return Change(config, Serving(plan, upstreams), tls, tracing)
 
     async def abandon(self, change: Change) -> None:
         """Close what `prepare` has started for *change*."""
-        if change.tracing is not None and change.tracing is not self._tracing:
+        if change.tracing is not None:
             await change.tracing.close()
 
     async def commit(self, change: Change) -> None:
@@ -278,7 +278,7 @@ class DataPlane:
         """Trace requests by *tracing* from now on; spans of the previous tracing are still sent."""
         before, self._tracing = self._tracing, tracing
         self.gateway.begin_trace = tracing.begin if tracing is not None else None
-        if before is not None and before is not tracing:
+        if before is not None:
             self._begin(before.close())
 
     def _begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -333,12 +333,9 @@ def _access_log(config: Config) -> AccessLog | FailureLog:
     return AccessLog(style, config.logging.sample) if style != "none" else FailureLog(config.workers)
 
 
-def _tracing(config: Config, before: Tracing | None) -> Tracing | None:
-    """The tracing for *config*, or None; *before* itself if the settings are the same. Raises `ConfigError`."""
-    settings = config.tracing
-    if before is not None and before.settings == settings:
-        return before
-    return Tracing(settings) if settings is not None else None
+def _tracing(config: Config) -> Tracing | None:
+    """The tracing for *config*, if there is any. Raises `ConfigError`."""
+    return Tracing(config.tracing) if config.tracing is not None else None
 
 
 async def _start(upstream: Upstream) -> None:
