@@ -73,7 +73,12 @@ class Foreign:
         call.words_in = partial(dialect.error_words, description=self._configured)
         self._infer_path = dialect.infer_path(self.model, self.version, self._configured)
         if dialect.is_configured and path.model is not None:
-            self._check_configured()
+            if self._configured.template is None:
+                name, known = call.backend.name, ", ".join(map(repr, list(call.backend.models)[:MAX_NAMED]))
+                words = f"model {path.model!r} is not configured: `backends.{name}.models` has {known}"
+                raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
+            if self._infer_path is None:
+                self.path_of(None)
         described_at = dialect.description_path(self.model, self.version)
         self._question: Question | None = None
         """Asks for the model's description; None if servers of the dialect have none."""
@@ -83,27 +88,14 @@ class Foreign:
         self._described: Described
         self._request: DialectRequest
 
-    def _check_configured(self) -> None:
-        """Raise `GatewayError` unless the configuration has the client's model, and a path for its version."""
-        backend, model = self.call.backend, self.model
-        if self._configured.template is None:
-            known = ", ".join(map(repr, list(backend.models)[:MAX_NAMED]))
-            words = f"model {model!r} is not configured: `backends.{backend.name}.models` has {known}"
-        elif self._infer_path is not None:
-            return
-        elif self.version is None:
-            words = f"model {model!r} is asked for with a version: /v2/models/{model}/versions/VERSION"
-        else:
-            words = f"model {model!r} has no versions: leave the version out"
-        raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
-
     def path_of(self, path: str | None) -> str:
         """The dialect's *path* after the part that the route keeps before it.
 
-        Raises `GatewayError` if clients may not use the path, or if it is None: the dialect has no versions.
+        Raises `GatewayError` if clients may not use the path, or if it is None: the model has none for this version.
         """
         if path is None:
-            words = f"servers of dialect {self.dialect.name!r} have no versions of a model: leave the version out"
+            says = f"is asked for with a version: /v2/models/{self.model}/versions/VERSION"
+            words = f"model {self.model!r} {says if self.version is None else 'has no versions: leave the version out'}"
             raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
         path = self.path.before + path
         self.call.plan.check_path(path, self.call.backend)

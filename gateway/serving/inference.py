@@ -1,7 +1,7 @@
 """An inference, from the client's body to its reply: read, parse, send, decode, reply.
 
 The steps are the same for every backend. Not here: how each dialect takes them (`speech`, `foreign`), and binary
-inferences that cross unchanged (`passing`).
+inferences that cross unchanged (`relaying`).
 """
 
 import time
