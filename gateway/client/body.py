@@ -25,6 +25,7 @@ class ClientBody:
         "_beyond_bytes",
         "_connection",
         "_exchange",
+        "_is_released",
         "_max_bytes",
         "_pacer",
         "_request",
@@ -41,9 +42,10 @@ class ClientBody:
         self._admission = admission
         self._max_bytes = int(max_bytes)  # a `config.Size` would print its unit in messages that say "bytes"
         self._pacer = pacer
-        self._reservation: Reservation | None = None
+        self._reservation = Reservation(admission)  # of nothing, before the request is admitted
         self._answer_bytes = 0
         self._answer_room = 0  # reserved bytes that the request has left to its answer
+        self._is_released = False
         self._beyond_bytes = 0  # bytes that `reserve` took without room for them
 
     async def admit(self, n_bytes: int) -> None:
@@ -52,21 +54,18 @@ class ClientBody:
         A body that is not complete is an upload from now on, and gives way to others if it is slow. Waits, as `_take`
         does. Raises `GatewayError` (OVERLOADED) without room.
         """
-        admission = self._admission
-        if self._connection.has_arrived:
-            self._reservation = admission.admit(n_bytes)
-        if self._reservation is None:
-            self._reservation = Reservation(admission)
-            await self._take(n_bytes, 0)
-            if not self._connection.has_arrived:
-                self._reservation.begin_upload(self._connection.upload, self._fail)
+        if self._connection.has_arrived and self._reservation.take(n_bytes, 1):
+            return
+        await self._take(n_bytes, 0)
+        if not self._connection.has_arrived:
+            self._reservation.begin_upload(self._connection.upload, self._fail)
 
     async def take_slot(self) -> None:
         """Take a slot of `limits.concurrent_requests` for an admitted body that is complete, or that is relayed.
 
         Waits, as `_take` does. Raises `GatewayError` (OVERLOADED) without one.
         """
-        if self._reservation is not None and not self._reservation.n_slots:
+        if not self._reservation.n_slots:
             await self._take(0, 1)
 
     def reserve(self, n_bytes: int) -> None:
@@ -76,7 +75,6 @@ class ClientBody:
         Raises `GatewayError` (OVERLOADED) when there is no room.
         """
         admission, reservation = self._admission, self._reservation
-        assert reservation is not None, "the body is admitted first"
         if reservation.take(n_bytes):
             return
         if self._beyond_bytes + n_bytes <= SMALL_BYTES:
@@ -88,7 +86,7 @@ class ClientBody:
             if admission.wait(claim, now_s):
                 admission.look(now_s)
             if not claim.is_granted:
-                raise self._overloaded(reservation, n_bytes)
+                raise self._overloaded(n_bytes)
 
     async def _take(self, n_bytes: int, n_slots: int) -> None:
         """Take *n_bytes* and *n_slots*; wait, at most `MAX_WAIT_S`, where ending slow uploads could make room for them.
@@ -96,7 +94,6 @@ class ClientBody:
         `limits.connections` bounds how many wait, since each has a connection. Raises `GatewayError` (OVERLOADED).
         """
         admission, reservation = self._admission, self._reservation
-        assert reservation is not None
         if reservation.take(n_bytes, n_slots):
             return
         loop = asyncio.get_running_loop()
@@ -112,12 +109,12 @@ class ClientBody:
                 admission.leave(claim)
                 self._exchange.queue_s += loop.time() - began_s
         if not claim.is_granted:
-            raise self._overloaded(reservation, n_bytes)
+            raise self._overloaded(n_bytes)
 
-    def _overloaded(self, reservation: Reservation, n_bytes: int) -> GatewayError:
+    def _overloaded(self, n_bytes: int) -> GatewayError:
         admission = self._admission
         words = (
-            f"too busy: a request that needs {n_bytes + reservation.n_bytes} bytes has no room beside "
+            f"too busy: a request that needs {n_bytes + self._reservation.n_bytes} bytes has no room beside "
             f"{admission.requests} of {admission.max_requests} requests (limits.concurrent_requests) and "
             f"{admission.held_bytes} of {int(admission.max_bytes)} bytes (limits.in_flight_bytes) in flight; try again"
         )
@@ -130,21 +127,19 @@ class ClientBody:
 
     def hold_answer(self, n_bytes: int) -> None:
         """Count the answer's *n_bytes* so far, as far as they exceed the room that the request has left to it."""
-        if self._reservation is not None and n_bytes != self._answer_bytes:
+        if n_bytes != self._answer_bytes and not self._is_released:
             room = self._answer_room
             self._reservation.hold(max(n_bytes, room) - max(self._answer_bytes, room))
             self._answer_bytes = n_bytes
 
     def let_go(self) -> None:
         """Leave the request's reserved bytes to its answer, because the request is not held in memory any more."""
-        if self._reservation is not None:
-            self._answer_room = self._reservation.n_bytes
+        self._answer_room = self._reservation.n_bytes
 
     def release(self) -> None:
         """Give back everything that was reserved."""
-        if self._reservation is not None:
-            self._reservation.release()
-            self._reservation = None
+        self._reservation.release()
+        self._is_released = True
 
     def framing(self) -> Framing:
         """The framing of an inference by the client's headers: where its JSON ends. Raises `GatewayError`."""

@@ -64,14 +64,6 @@ class Admission:
         """Count *n_bytes* more, or fewer if negative, that connections hold outside of any request's reservation."""
         self._unread_bytes += n_bytes
 
-    def admit(self, n_bytes: int) -> "Reservation | None":
-        """Reserve *n_bytes* and a slot for a request whose body is complete; None if there is no room for both."""
-        if not self.has_room(0, n_bytes, 1):
-            return None
-        self.requests += 1
-        self.reserved_bytes += n_bytes
-        return Reservation(self, n_bytes, 1)
-
     def has_room(self, own_bytes: int, n_bytes: int, n_slots: int, freed_bytes: int = 0, freed_slots: int = 0) -> bool:
         """Whether *n_bytes* and *n_slots* may join the *own_bytes* of a reservation.
 

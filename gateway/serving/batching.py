@@ -24,7 +24,6 @@ from gateway.exchange import Attempt, Exchange
 from gateway.headers import Headers
 from gateway.pacing import Pacer
 from gateway.plan import Plan
-from gateway.policy.admission import Reservation
 from gateway.policy.crossing import UNIX_PEER, crossing_of_all
 from gateway.serving.call import Answered, Call
 
@@ -297,8 +296,7 @@ def _joined_call(first: Call, request_id: str) -> Call:
         connection=None,
         begin=None,
         deadline_s=None,
-        # the whole answer goes to no client, only its parts do
-        front=lambda *given: (_JoinedBody(*given), SimpleNamespace(has_begun=False)),
+        front=_joined_front,
     )
     exchange = Exchange(
         client=first.exchange.client,
@@ -355,11 +353,9 @@ def _cancel_if_left(task: "asyncio.Task[None]", members: list[Member], _: "async
         task.cancel()
 
 
-class _JoinedBody(ClientBody):
-    """The memory of a batch beside its members' own reservations: the answer before it is divided."""
-
-    __slots__ = ()
-
-    def __init__(self, request: ClientRequest, exchange: Exchange, shared: "Gateway", plan: Plan, pacer: Pacer) -> None:
-        super().__init__(request, exchange, shared.admission, plan.limits.request_body, pacer)
-        self._reservation = Reservation(shared.admission)
+def _joined_front(
+    request: ClientRequest, exchange: Exchange, shared: "Gateway", plan: Plan, pacer: Pacer
+) -> tuple[ClientBody, SimpleNamespace]:
+    """The memory of a batch beside its members' own: the answer before it is divided. Its whole goes to no client."""
+    body = ClientBody(request, exchange, shared.admission, plan.limits.request_body, pacer)
+    return body, SimpleNamespace(has_begun=False)

@@ -20,45 +20,51 @@ NOW_S = 100.0
 UNTIL_S = NOW_S + 2.5
 
 
+def admitted(admission: Admission, n_bytes: int) -> Reservation | None:
+    """A reservation of *n_bytes* and a slot; None if there is no room for both."""
+    reservation = Reservation(admission)
+    return reservation if reservation.take(n_bytes, 1) else None
+
+
 def test_bytes_are_promised_and_given_back() -> None:
     admission = Admission(16 * MIB, 100)
-    first = admission.admit(10 * MIB)
+    first = admitted(admission, 10 * MIB)
     assert first is not None
-    assert admission.admit(10 * MIB) is None
+    assert admitted(admission, 10 * MIB) is None
     assert (admission.held_bytes, admission.requests) == (10 * MIB, 1)
     first.release()
     assert (admission.held_bytes, admission.requests) == (0, 0)
     first.release()
     assert (admission.held_bytes, admission.requests) == (0, 0)
-    assert admission.admit(10 * MIB) is not None
+    assert admitted(admission, 10 * MIB) is not None
 
 
 def test_a_request_that_is_alone_may_use_the_whole_budget() -> None:
     admission = Admission(16 * MIB, 100)
-    assert admission.admit(16 * MIB + 1) is None
-    assert admission.admit(16 * MIB) is not None
+    assert admitted(admission, 16 * MIB + 1) is None
+    assert admitted(admission, 16 * MIB) is not None
 
 
 def test_large_requests_leave_room_for_small_ones() -> None:
     admission = Admission(16 * MIB, 100)
-    assert admission.admit(14 * MIB) is not None
-    assert admission.admit(MIB + 1) is None
-    assert admission.admit(MIB) is not None
-    small = [admission.admit(SMALL_BYTES) for _ in range(16)]
+    assert admitted(admission, 14 * MIB) is not None
+    assert admitted(admission, MIB + 1) is None
+    assert admitted(admission, MIB) is not None
+    small = [admitted(admission, SMALL_BYTES) for _ in range(16)]
     assert None not in small
-    assert admission.admit(SMALL_BYTES) is None
+    assert admitted(admission, SMALL_BYTES) is None
 
 
 def test_large_requests_release_slots_for_small_ones() -> None:
     admission = Admission(10**12, 2 * SMALL_SHARE)
-    large = [admission.admit(MIB) for _ in range(2 * SMALL_SHARE)]
+    large = [admitted(admission, MIB) for _ in range(2 * SMALL_SHARE)]
     assert large.count(None) == 2
-    assert [admission.admit(1) is not None for _ in range(3)] == [True, True, False]
+    assert [admitted(admission, 1) is not None for _ in range(3)] == [True, True, False]
 
 
 def test_a_body_of_unknown_size_reserves_as_it_grows() -> None:
     admission = Admission(16 * MIB, 100)
-    reservation = admission.admit(0)
+    reservation = admitted(admission, 0)
     assert reservation is not None
     assert reservation.take(16 * MIB)
     assert not reservation.take(1)
@@ -79,18 +85,18 @@ def test_bytes_are_reserved_before_a_slot_is_taken() -> None:
 
 def test_answers_are_counted_but_never_refused() -> None:
     admission = Admission(16 * MIB, 100)
-    reservation = admission.admit(MIB)
+    reservation = admitted(admission, MIB)
     assert reservation is not None
     reservation.hold(100 * MIB)
     assert admission.held_bytes == 101 * MIB
-    assert admission.admit(1) is None
+    assert admitted(admission, 1) is None
     reservation.release()
     assert admission.held_bytes == 0
 
 
 def test_an_answer_beyond_the_budget_keeps_no_body_that_is_there_from_its_slot() -> None:
     admission = Admission(16 * MIB, 100)
-    answered, read = admission.admit(MIB), Reservation(admission)
+    answered, read = admitted(admission, MIB), Reservation(admission)
     assert answered is not None
     assert read.take(MIB)
     answered.hold(100 * MIB)
@@ -101,13 +107,13 @@ def test_what_connections_hold_is_counted_and_keeps_out_all_but_one_that_is_alon
     admission = Admission(16 * MIB, 100)
     admission.hold_unread(2 * MIB)
     assert admission.held_bytes == 2 * MIB
-    alone = admission.admit(16 * MIB)
+    alone = admitted(admission, 16 * MIB)
     assert alone is not None
     alone.release()
-    assert admission.admit(10 * MIB) is not None
-    assert admission.admit(4 * MIB) is None
+    assert admitted(admission, 10 * MIB) is not None
+    assert admitted(admission, 4 * MIB) is None
     admission.hold_unread(-2 * MIB)
-    assert admission.admit(4 * MIB) is not None
+    assert admitted(admission, 4 * MIB) is not None
     assert admission.held_bytes == 14 * MIB
 
 

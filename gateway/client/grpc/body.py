@@ -149,5 +149,5 @@ class GrpcBody(ClientBody):
 
     async def admit(self, n_bytes: int) -> None:
         """Reserve *n_bytes*, unless the message was admitted."""
-        if self._reservation is None:
+        if not self._reservation.n_slots:
             await super().admit(n_bytes)
