@@ -254,7 +254,7 @@ class Model(Part, frozen=True):
         template = None
         if self.request is not None and (body := self.body) is not None:
             error = tuple(steps_of(self.error)) if self.error is not None else ()
-            template = Template(self.request.path, body, AnswerForm(paths=tree_of(self.answer)), error)
+            template = Template(self.request.path, body, AnswerForm(tree_of(self.answer)), error)
         return ModelDescription(
             _described(self.inputs),
             _described(self.outputs),

@@ -27,7 +27,7 @@ from gateway.codec import (
 from gateway.codec.compression import Coding, Inflater
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
-from gateway.codec.dialects.paths import AnswerForm, find, steps_of, tree_of
+from gateway.codec.dialects.paths import AnswerForm, find, members_with_all, steps_of, tree_of
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
 from tests.codec.walk import parsing
@@ -209,11 +209,11 @@ def fuzz_dialects(data: Provider) -> None:
 
 
 FORMS = [
-    AnswerForm(("outputs", "predictions"), b64_objects=True),
-    AnswerForm(("predictions",)),
-    AnswerForm(("predictions",), b64_objects=True, in_rows=True),
+    AnswerForm(members_with_all("outputs", "predictions"), b64_objects=True),
+    AnswerForm(members_with_all("predictions")),
+    AnswerForm(members_with_all("predictions"), b64_objects=True, in_rows=True),
     *(
-        AnswerForm(paths=tree_of(paths))
+        AnswerForm(tree_of(paths))
         for paths in (
             {"y": "$.outputs"},
             {"y": "$[*].y", "s": "$[*].s"},
@@ -257,11 +257,11 @@ def header_and_blobs(reply: Reply) -> tuple[bytes, bytes]:
 
 def values_by_name(text: bytes, form: AnswerForm, description: ModelDescription) -> dict[str, Any]:
     """The outputs in an answer, as Python's parser reads it."""
-    if form.paths is not None:
+    if form.tree.outputs:
         document = json.loads(text)
         known = {tensor.name for tensor in description.outputs}  # a configuration has no paths of others
-        return {name: at_path(path, document) for name, path in form.paths.outputs.items() if name in known}
-    value = [value for name, value in json.loads(text, object_pairs_hook=list_of_pairs) if name in form.members][-1]
+        return {name: at_path(path, document) for name, path in form.tree.outputs.items() if name in known}
+    value = [value for name, value in json.loads(text, object_pairs_hook=list_of_pairs) if name in form.tree.inside][-1]
     value = with_objects(value)
     rows = value if isinstance(value, list) else [value]
     is_by_name = bool(rows) and isinstance(rows[0], dict) and not is_element(rows[0], form, description)

@@ -122,7 +122,7 @@ class DialectAnswer:
             if self._selection.named and not lacking:
                 words = " was requested, but the answer does not have it"
             raise CodecError(f"{label_of('output', name)}{words}")
-        for output in outputs if self._form.paths is not None else ():
+        for output in outputs if self._form.tree.outputs else ():
             output.check_shape()
 
     def _read_on(self) -> Iterator[None]:
@@ -151,18 +151,21 @@ class DialectAnswer:
             answer.outputs.append(entry)
             if self._selection.is_binary(output.name):
                 entry.parameters = {"binary_data_size": _raw(output.n_bytes)}
-                blobs = [memoryview(blob) for blob in output.blobs]
-                binary.append(ReplyOutput(output.name, output.datatype, output.shape, {}, blobs))
+                views = [memoryview(blob) for blob in output.blobs]
+                binary.append(ReplyOutput(output.name, output.datatype, output.shape, {}, views))
             else:
                 is_octets = self._form.b64_objects and output.name.endswith(OCTETS_SUFFIX)
                 is_base64 = output.datatype.kind is Kind.BYTES and (output.is_base64 or is_octets)
                 entry.parameters = {"content_type": _raw("base64")} if is_base64 else UNSET
                 entry.data = LIST_LATER
                 later.append([])
-                for piece in _pieces(output, is_base64=is_base64):
-                    later[-1].append(piece)
-                    self._reply_bytes += len(piece)
-                    yield
+                blobs, output.blobs, output.n_bytes = output.blobs, [], 0  # they go as they are printed
+                while blobs:
+                    later[-1] += (b",",) if later[-1] else ()
+                    for piece in _pieces(output, memoryview(blobs.pop(0)), is_base64=is_base64):
+                        later[-1].append(bytes(piece))
+                        self._reply_bytes += len(piece)
+                        yield
             yield
         return Reply(reply_header(answer, later), binary, sum(output.nonfinite for output in outputs))
 
@@ -171,21 +174,7 @@ def _raw(value: object) -> Raw:
     return Raw(msgspec.json.encode(value))
 
 
-def _pieces(output: Output, *, is_base64: bool) -> Iterator[bytes]:
-    """The values of *output* as the inside of a JSON array; they go as they are printed.
-
-    Raises `CodecError` for BYTES that are no text.
-    """
-    separator = b""
-    blobs, output.blobs, output.n_bytes = output.blobs, [], 0
-    while blobs:
-        for piece in _pieces_of(output, memoryview(blobs.pop(0)), is_base64=is_base64):
-            yield separator + piece
-            separator = b""
-        separator = b","
-
-
-def _pieces_of(output: Output, blob: memoryview, *, is_base64: bool) -> Iterator[bytes | bytearray]:
+def _pieces(output: Output, blob: memoryview, *, is_base64: bool) -> Iterator[bytes | bytearray]:
     """The values in *blob* as the inside of a JSON array. Raises `CodecError` for BYTES that are no text."""
     if output.datatype.kind is not Kind.BYTES:
         yield from number_printing.literal_pieces(output.datatype.view(blob), output.datatype)

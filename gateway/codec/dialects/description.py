@@ -5,6 +5,7 @@ from here: from the server's own description, and from `models` in the configura
 """
 
 import glob
+import json
 import re
 from collections.abc import Iterable
 
@@ -30,8 +31,7 @@ KSERVE_HINT = "; format: row is for KServe, leave it out for TensorFlow Serving"
 MAX_NAMED = 20
 """The most inputs or outputs that an error names."""
 
-_PLAIN_KEY = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
-_YAML_WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n"))
+_PLAIN_KEY = re.compile(r"(?!(?:null|true|false|yes|no|on|off|y|n)$)[a-z_][\w.-]*", re.ASCII | re.IGNORECASE)
 
 
 class TensorDescription(msgspec.Struct, frozen=True):
@@ -84,12 +84,12 @@ class ModelDescription(msgspec.Struct, frozen=True):
         """This description of a server's with what is *configured*, which wins."""
         outputs = _merged(self.outputs, configured.outputs)
         return structs.replace(
-            self,
+            configured,
             inputs=_merged(self.inputs, configured.inputs),
             outputs=outputs,
+            versions=self.versions,
+            platform=self.platform,
             has_output_order=configured.has_output_order and len(outputs) == len(configured.outputs),
-            format=configured.format or self.format,
-            signature=configured.signature or self.signature,
         )
 
 
@@ -182,10 +182,10 @@ def _v2_tensor(tensor: TensorDescription) -> dict[str, object]:
 
 def _yaml_key(name: str) -> str:
     """*name* as a key of YAML, in quotes where it needs them."""
-    if _PLAIN_KEY.fullmatch(name) and name.lower() not in _YAML_WORDS:
+    if _PLAIN_KEY.fullmatch(name):
         return name
-    quoted = msgspec.json.encode(name).decode()
     # JSON leaves characters as they are that YAML refuses, or takes for the end of a line
+    quoted = json.dumps(name, ensure_ascii=False)
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from gateway.codec.dialects.body import Body, Place, WrittenRequest, as_text, by_name, in_a_row, own_body
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription
 from gateway.codec.dialects.dialect import Dialect, document_of
-from gateway.codec.dialects.paths import AnswerForm, find
+from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import Tensor
 from gateway.errors import CodecError
@@ -21,7 +21,7 @@ _REASON = re.compile(r"(?<![A-Za-z])Error: ")
 """What MLflow puts before the reason, behind all the data of the request; not the end of `ValueError: `."""
 
 
-_ANSWER = AnswerForm(("predictions",))
+_ANSWER = AnswerForm(members_with_all("predictions"))
 
 
 class MLflow(Dialect):

@@ -7,8 +7,6 @@ The paths of all outputs of a model are one tree, along which an answer is read 
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -142,31 +140,22 @@ def find(steps: Iterable[Step], value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerForm:
-    """Where the answers of a model have their outputs, and how they write BYTES.
+def members_with_all(*names: str) -> Node:
+    """Of answers in which one of the members called *names* has all outputs.
 
-    Either `members` are set: one of these has all outputs. Its value is nested data or a scalar (of the only output
-    that the model has), an object with a value for each output by name, rows: an array of such objects, or a list as
-    `in_rows` says. Or `paths` are: each output has one of its own.
+    Its value is nested data or a scalar (of the only output that the model has), an object with a value for each output
+    by name, rows: an array of such objects, or a list as `AnswerForm.in_rows` says.
     """
+    return Node("$", code=OBJECT, inside={name: Node(f"$.{name}", has_outputs=True) for name in names})
 
-    members: tuple[str, ...] = ()
-    """The members of an answer that may hold the outputs: `outputs`, `predictions`. One of them has to be there."""
+
+class AnswerForm(msgspec.Struct, frozen=True):
+    """Where the answers of a model have their outputs, and how they write BYTES."""
+
+    tree: Node
+    """That of the outputs' paths, or one of members that have all outputs."""
     b64_objects: bool = False
     """Whether an element of BYTES may be written as `{"b64": "..."}`."""
     in_rows: bool = False
     """Whether several outputs without names are an array of rows, each a list with a value for every output; otherwise
     they are one such list."""
-    paths: Node | None = None
-    """The tree of the outputs' paths."""
-
-    @property
-    def tree(self) -> Node:
-        """Where in an answer outputs are."""
-        return _members_with_all(self.members) if self.paths is None else self.paths
-
-
-@cache  # each dialect has its own
-def _members_with_all(names: tuple[str, ...]) -> Node:
-    return Node("$", code=OBJECT, inside={name: Node(f"$.{name}", has_outputs=True) for name in names})

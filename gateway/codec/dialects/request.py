@@ -130,8 +130,11 @@ def _check_values(
         if tensor.datatype.kind is Kind.FLOAT:
             nonfinite += yield from check_finite(tensor, policy.nonfinite)
         elif tensor.datatype.kind is Kind.BYTES:
-            error = yield from _check_strings(tensor)
-            if error is not None:
+            n_elements = element_count(tensor.shape)
+            try:
+                yield from check_elements(tensor.blob, n_elements, tensor, utf8=True)
+            except CodecError as error:
+                yield from check_elements(tensor.blob, n_elements, tensor, utf8=False)
                 octets[tensor.name] = error
     return nonfinite, octets
 
@@ -166,14 +169,3 @@ def _read(tensor: Tensor, reserve: Reserve, *, is_base64: bool) -> Generator[Non
     if is_base64 and tensor.datatype.kind is Kind.BYTES:
         blobs = yield from from_base64(blobs, str(tensor))
     return Tensor(tensor.name, tensor.datatype, tensor.shape, (yield from joined_blobs(blobs)))
-
-
-def _check_strings(tensor: Tensor) -> Generator[None, None, CodecError | None]:
-    """Check the elements of *tensor*; the error of the first that is not UTF-8. Raises `CodecError` for all others."""
-    n_elements = element_count(tensor.shape)
-    try:
-        yield from check_elements(tensor.blob, n_elements, tensor, utf8=True)
-    except CodecError as error:
-        yield from check_elements(tensor.blob, n_elements, tensor, utf8=False)
-        return error
-    return None

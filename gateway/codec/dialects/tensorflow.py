@@ -16,7 +16,7 @@ import numpy as np
 from gateway.codec.dialects.body import Body, WrittenRequest, as_text, by_name, in_a_row, own_body
 from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription, TensorDescription
 from gateway.codec.dialects.dialect import Dialect, document_of
-from gateway.codec.dialects.paths import AnswerForm, find
+from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import BytesPolicy, Tensor, label_of
 from gateway.codec.json.members import excerpt
@@ -40,8 +40,8 @@ DTYPES = {f"DT_{_OTHER_NAMES.get(name, name)}": datatype for name, datatype in D
 DT_HALF and DT_BFLOAT16: it answers 501 and 400."""
 
 
-_COLUMNS = AnswerForm(("outputs", "predictions"), b64_objects=True)
-_ROWS = AnswerForm(("predictions",), b64_objects=True, in_rows=True)
+_COLUMNS = AnswerForm(members_with_all("outputs", "predictions"), b64_objects=True)
+_ROWS = AnswerForm(members_with_all("predictions"), b64_objects=True, in_rows=True)
 
 
 class TensorFlow(Dialect):

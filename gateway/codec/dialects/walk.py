@@ -80,12 +80,10 @@ class Walk:
 
     def read(self, text: ArrivingText) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
-        code = yield from text.first()
-        if self._form.members and code != OBJECT:
-            raise CodecError(f"expected a JSON object, got {shown(text)}")
-        yield from self._value(self._form.tree, text)
-        if self._form.members and self._with_outputs is None:
-            wanted = " or ".join(f"`{name}`" for name in self._form.members)
+        tree = self._form.tree
+        yield from self._value(tree, text)
+        if self._with_outputs is None and not tree.outputs:
+            wanted = " or ".join(f"`{name}`" for name in tree.inside)
             raise CodecError(f"no {wanted}{self._error()}")
 
     def lacking(self, output: str) -> str:
@@ -187,7 +185,7 @@ class Walk:
 
     def _no_list(self, got: str) -> CodecError:
         """What to raise where outputs without names are not in a list."""
-        where = "" if not self._form.in_rows else f"row {self._n_rows}: " if self._row is not None else "each row: "
+        where = "" if self._row is None else f"row {self._n_rows}: "
         return CodecError(
             f"{where}expected a list with {len(self._described)} values, one for each output ({self._listed()}), "
             f"got {got}"
@@ -256,10 +254,7 @@ class Walk:
             yield from self._pass(text, node.path)
         else:
             self._count(len(key))
-            words: list[bytes] | None = [] if key in WORD_MEMBERS and self._row is None else None
-            yield from self._pass(text, excerpt(key.encode()), words)
-            if words is not None:
-                self._words[key] = b"".join(words)
+            yield from self._pass(text, excerpt(key.encode()))
 
     def _on_path(self, node: Node, key: str | int, there: dict[str | int, None]) -> Node | None:
         """The member or item *key* of an object or a list, if it leads on; what may be named in errors gets *there*."""
@@ -368,16 +363,16 @@ class Walk:
         """Pass over a value that is not what leads on at *node*."""
         there = shown(text)
         if node.is_whole:
-            raise self._no_list(f"{there} in place of all rows" if None in node.inside else there)
-        if node.has_names:
-            raise CodecError(f"expected an object, got {there}")
+            raise self._no_list(there)
+        if not node.outputs:
+            raise CodecError(f"expected a JSON object, got {there}")
         self._note(node, f"is {there}")
         yield from self._pass(text, node.path)
 
-    def _pass(self, text: ArrivingText, label: str, kept: list[bytes] | None = None) -> Reading[None]:
-        """Pass over the value that comes next, and put its text into *kept*; *label* is for errors."""
+    def _pass(self, text: ArrivingText, label: str) -> Reading[None]:
+        """Pass over the value that comes next; *label* is for errors."""
         start = text.consumed
-        for state in text.pour(TextSink(label, kept)):
+        for state in text.pour(TextSink(label, None)):
             self._count(text.consumed - start)
             start = text.consumed
             yield state

@@ -18,7 +18,7 @@ from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.output import JOINED_BYTES
-from gateway.codec.dialects.paths import AnswerForm
+from gateway.codec.dialects.paths import AnswerForm, members_with_all
 from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.dialects.driving import read_answer
@@ -26,9 +26,9 @@ from tests.codec.make_pairs import WIRE, blob_of, nested
 from tests.codec.test_properties import DICE, PROFILE, SHAPES, UNICODE, Number, chunks_of, scrambled
 from tests.codec.walk import cut
 
-TENSORFLOW = AnswerForm(("outputs", "predictions"), b64_objects=True)
-ROWS = AnswerForm(("predictions",), b64_objects=True, in_rows=True)
-MLFLOW = AnswerForm(("predictions",))
+TENSORFLOW = AnswerForm(members_with_all("outputs", "predictions"), b64_objects=True)
+ROWS = AnswerForm(members_with_all("predictions"), b64_objects=True, in_rows=True)
+MLFLOW = AnswerForm(members_with_all("predictions"))
 BINARY = OutputSelection(binary_by_default=True)
 JSON = OutputSelection()
 
@@ -598,7 +598,7 @@ ONE_EACH = "expected a list with 2 values, one for each output \\('y', 'n'\\), g
         ('{"predictions":[[1,2],3]}', ROWS, f"^row 1: {ONE_EACH}3"),
         ('{"predictions":[[1,2],{"y":1,"n":2}]}', ROWS, f'^row 1: {ONE_EACH}{{"y"'),
         ('{"predictions":[1,2]}', ROWS, f"^row 0: {ONE_EACH}1"),
-        ('{"predictions":0.5}', ROWS, f"^each row: {ONE_EACH}0.5.* in place of all rows$"),
+        ('{"predictions":0.5}', ROWS, f"^{ONE_EACH}0.5"),
         ('{"predictions":[[1,2],[[1],2]]}', ROWS, "^output 'y' \\(FP32\\).*ragged"),
         ('{"predictions":[[1,2],[1,"a"]]}', ROWS, "^output 'n' \\(INT64\\).*expected INT64"),
         ('{"predictions":[[1,2],[1,nul]]}', ROWS, "^output 'n'"),
@@ -745,7 +745,7 @@ def test_tensors_in_any_form_come_back_bit_for_bit(form: str, data: st.DataObjec
         value = list(values.values())
     elif form == "rows of lists":
         value = [[column[row] for column in values.values()] for row in range(rows or 0)]
-    answer = scrambled({dice.choice(reading.members): value, "model_spec": {"x": [1]}}, dice).encode()
+    answer = scrambled({dice.choice(list(reading.tree.inside)): value, "model_spec": {"x": [1]}}, dice).encode()
     expected = {name: (datatype, shape_of(shape), blob) for name, (datatype, shape, _, blob) in drawn.items()}
     found = tensors_of(read(chunks_of(answer, dice), description, form=reading))
     assert found == expected

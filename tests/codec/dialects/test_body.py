@@ -22,6 +22,7 @@ from gateway.codec import (
     run,
 )
 from gateway.codec.dialects.body import MAX_DEPTH, Body, WrittenRequest
+from gateway.codec.dialects.paths import Node
 from gateway.codec.inference import BytesPolicy
 from gateway.errors import CodecError
 from tests.codec.dialects.driving import parsing
@@ -40,7 +41,7 @@ def body_for(text: str, *inputs: Mapping[str, Any]) -> Body:
 
 
 def write(body: Body, request: DialectRequest) -> WrittenRequest:
-    description = ModelDescription(template=Template("/", body, AnswerForm()))
+    description = ModelDescription(template=Template("/", body, AnswerForm(Node("$"))))
     return DIALECTS["template"].write(request, description)
 
 

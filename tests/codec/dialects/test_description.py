@@ -72,7 +72,7 @@ def test_the_order_of_outputs_is_the_configurations_where_it_lists_all_of_them()
 
 
 def test_a_block_that_says_nothing_changes_nothing() -> None:
-    said = ModelDescription(outputs=(TensorDescription("y", FP32, ()),), format="row", signature="s")
+    said = ModelDescription(outputs=(TensorDescription("y", FP32, ()),), versions=("1",), platform="p")
     assert said.merged(UNKNOWN) == said
 
 

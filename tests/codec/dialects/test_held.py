@@ -10,14 +10,14 @@ import pytest
 from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
-from gateway.codec.dialects.paths import AnswerForm
+from gateway.codec.dialects.paths import AnswerForm, members_with_all
 from gateway.codec.dialects.walk import WAITING_BYTES
 from gateway.codec.json.items import RUN_BYTES
 from tests.codec.v2.test_header_steps import check_steps
 from tests.codec.walk import cut
 
-FORM = AnswerForm(("outputs", "predictions"), b64_objects=True)
-ROWS = AnswerForm(("predictions",), b64_objects=True, in_rows=True)
+FORM = AnswerForm(members_with_all("outputs", "predictions"), b64_objects=True)
+ROWS = AnswerForm(members_with_all("predictions"), b64_objects=True, in_rows=True)
 CHUNK_BYTES = 64 * 1024
 
 

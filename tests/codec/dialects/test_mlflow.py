@@ -6,7 +6,7 @@ import pytest
 
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.mlflow import MLflow
-from gateway.codec.dialects.paths import AnswerForm
+from gateway.codec.dialects.paths import AnswerForm, members_with_all
 from gateway.errors import CodecError
 from tests.codec.dialects.writing import written
 
@@ -83,4 +83,4 @@ def test_instances_are_rows() -> None:
 
 def test_answers_are_predictions() -> None:
     for form in ("", "instances", "dataframe_split"):
-        assert MLFLOW.answer_form(ModelDescription(format=form)) == AnswerForm(("predictions",))
+        assert MLFLOW.answer_form(ModelDescription(format=form)) == AnswerForm(members_with_all("predictions"))

@@ -25,7 +25,7 @@ INPUTS = (TensorDescription("x", DATATYPES["FP32"]),)
 def model(path: str = "/predict", error: str | None = None) -> ModelDescription:
     body = Body("$x", {"x": (None, None)})
     steps = tuple(steps_of(error)) if error is not None else ()
-    template = Template(path, body, AnswerForm(paths=tree_of({"y": "$.y"})), steps)
+    template = Template(path, body, AnswerForm(tree_of({"y": "$.y"})), steps)
     return ModelDescription(INPUTS, template=template)
 
 

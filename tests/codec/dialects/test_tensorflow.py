@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.dialects.paths import members_with_all
 from gateway.codec.dialects.tensorflow import DTYPES, TensorFlow
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
 from gateway.errors import CodecError
@@ -181,8 +182,8 @@ def test_a_server_lives_if_it_lists_its_models_or_asks_for_a_name() -> None:
 
 
 def test_answers_have_the_form_of_the_request() -> None:
-    assert TENSORFLOW.answer_form(ModelDescription()).members == ("outputs", "predictions")
-    assert TENSORFLOW.answer_form(ModelDescription(format="row")).members == ("predictions",)
+    assert TENSORFLOW.answer_form(ModelDescription()).tree == members_with_all("outputs", "predictions")
+    assert TENSORFLOW.answer_form(ModelDescription(format="row")).tree == members_with_all("predictions")
     assert TENSORFLOW.answer_form(ModelDescription()).b64_objects
     assert TENSORFLOW.answer_form(ModelDescription(format="row")).b64_objects
     assert TENSORFLOW.answer_form(ModelDescription(format="row")).in_rows

@@ -36,7 +36,7 @@ def read(
     size = chunk_bytes or len(body) or 1
     reply = read_answer(
         [body[start : start + size] for start in range(0, len(body), size)],
-        AnswerForm(paths=tree_of(paths)),
+        AnswerForm(tree_of(paths)),
         ModelDescription(outputs=tuple(described)),
         selection,
         limits=limits,
@@ -259,7 +259,7 @@ def test_memory_is_the_tensors_and_a_bounded_text(path: str) -> None:
         }[path]
     ).encode()
     chunks = [text[start : start + 64 * 1024] for start in range(0, len(text), 64 * 1024)]
-    form = AnswerForm(paths=tree_of({"y": path}))
+    form = AnswerForm(tree_of({"y": path}))
     description = ModelDescription(outputs=(TensorDescription("y", DATATYPES["FP64"]),))
     tracemalloc.start()
     try:
