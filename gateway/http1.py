@@ -156,7 +156,7 @@ class Heads:
 class Incoming:
     """One message of the other side, from its first byte to its last.
 
-    Call `feed_head` until it returns a head, then one of the `expect_` methods, then `feed_body` and `read`.
+    Call `feed_head` until it returns a head, then `expect`, then `feed_body` and `read`.
     """
 
     __slots__ = (
@@ -229,26 +229,15 @@ class Incoming:
         self.has_begun = False
         return head, behind
 
-    def expect_sized(self, n_bytes: int) -> None:
-        """The body has *n_bytes*."""
+    def expect(self, phase: Phase, n_bytes: int = 0) -> None:
+        """The body ends as *phase* says: SIZED after *n_bytes*; DONE means that there is none."""
+        if phase is _SIZED and not n_bytes:
+            phase = _DONE
+        elif phase is _CHUNKED:
+            self._chunks = self._heads.chunks()
+        self.phase = phase
         self.left = n_bytes
-        self.phase = _SIZED
-        if not n_bytes:
-            self.expect_nothing()
-
-    def expect_chunks(self) -> None:
-        """The body is chunked."""
-        self._chunks = self._heads.chunks()
-        self.phase = Phase.CHUNKED
-
-    def expect_until_end(self) -> None:
-        """The body ends with the connection."""
-        self.phase = Phase.UNTIL_END
-
-    def expect_nothing(self) -> None:
-        """There is no body."""
-        self.phase = _DONE
-        self.has_arrived = True
+        self.has_arrived = phase is _DONE
 
     def feed_body(self, data: bytes) -> bytes:
         """Take bytes of the body. Returns the bytes behind a body of known length.
@@ -298,7 +287,7 @@ class Incoming:
     def end(self) -> None:
         """The connection's stream has ended: in phase UNTIL_END this completes the body."""
         if self.phase is Phase.UNTIL_END:
-            self.expect_nothing()
+            self.expect(_DONE)
 
     def drop(self) -> None:
         """Forget the bytes that were not read."""
@@ -317,7 +306,7 @@ class Incoming:
         text = chunks.decode(piece)
         if chunks.is_at_end:
             self.has_surplus = chunks.has_surplus or bool(pieces)
-            self.expect_nothing()
+            self.expect(_DONE)
             self.drop()
         return text
 

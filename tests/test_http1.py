@@ -30,13 +30,13 @@ def request() -> Incoming:
 def expect(message: Incoming, head: RawRequestMessage | RawResponseMessage) -> None:
     fields = {name.rstrip(b" ").lower(): value for name, value in head.raw_headers}
     if isinstance(head, RawResponseMessage) and head.code == 204:
-        message.expect_nothing()
+        message.expect(Phase.DONE)
     elif head.chunked:
-        message.expect_chunks()
+        message.expect(Phase.CHUNKED)
     elif isinstance(head, RawResponseMessage) and b"content-length" not in fields:
-        message.expect_until_end()
+        message.expect(Phase.UNTIL_END)
     else:
-        message.expect_sized(int(fields.get(b"content-length", b"0")))
+        message.expect(Phase.SIZED, int(fields.get(b"content-length", b"0")))
 
 
 def read(message: Incoming, pieces: list[bytes]) -> tuple[list[tuple[bytes, bytes]], bytes, bytes]:
@@ -85,7 +85,7 @@ async def test_a_message_is_the_same_however_it_is_cut(seed: int, blank: bytes) 
 async def test_a_chunked_body_is_decoded_in_pieces_when_it_is_read() -> None:
     message = request()
     assert message.feed_head(CHUNKED) is not None
-    message.expect_chunks()
+    message.expect(Phase.CHUNKED)
     text = b"x" * 100_000
     message.feed_body(b"%x\r\n%b\r\n0\r\n\r\n" % (len(text), text))
     read = 0
@@ -102,7 +102,7 @@ async def test_a_chunked_body_is_decoded_in_pieces_when_it_is_read() -> None:
 async def test_chunks_that_cost_more_than_three_times_what_they_carry_are_refused(size: int, is_accepted: bool) -> None:
     message = request()
     assert message.feed_head(CHUNKED) is not None
-    message.expect_chunks()
+    message.expect(Phase.CHUNKED)
     chunk = b"%x\r\n%b\r\n" % (size, b"x" * size)
     message.feed_body(chunk * (WINDOW_BYTES // len(chunk) + PIECE_BYTES))
     if is_accepted:
@@ -157,7 +157,7 @@ async def test_what_comes_behind_a_chunked_answer_shows(behind: bytes) -> None:
     for text, surplus in ((b"", False), (behind, True)):
         message = Incoming(Heads(asyncio.get_running_loop(), MAX_HEAD, is_for_requests=False))
         assert message.feed_head(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n") is not None
-        message.expect_chunks()
+        message.expect(Phase.CHUNKED)
         message.feed_body(b"2\r\nok\r\n0\r\n\r\n" + text)
         assert message.read() == b"ok"
         assert message.is_read

@@ -136,14 +136,14 @@ class ArrivingAnswer:
         if head.ends_connection(is_bodiless=is_bodiless):
             self._is_last = True
         if is_bodiless:
-            message.expect_nothing()
+            message.expect(Phase.DONE)
         elif head.length is not None and head.codings is None:
-            message.expect_sized(head.length)
+            message.expect(Phase.SIZED, head.length)
         elif head.is_chunked:
-            message.expect_chunks()
+            message.expect(Phase.CHUNKED)
         else:
             self.ends_with_connection = True
-            message.expect_until_end()
+            message.expect(Phase.UNTIL_END)
         if not 200 <= head.code < 300 or head.defect is not None:  # such a head is enough to decide
             self._on_held = None
 

@@ -34,7 +34,7 @@ from gateway.client.watching import Connection
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
-from gateway.http1 import Heads, HeadTooLargeError, MalformedError
+from gateway.http1 import Heads, HeadTooLargeError, MalformedError, Phase
 from gateway.sockets import has_unread, hung_up
 from gateway.waiting import Waiter, wake, wake_soon
 
@@ -161,7 +161,7 @@ class ClientConnection(Connection):
         status = HEAD_TOO_LARGE if isinstance(error, HeadTooLargeError) else None
         words = f"{error} (limits.head)" if status is not None and "bytes" in str(error) else str(error)
         fault = GatewayError(ErrorKind.MALFORMED_REQUEST, words, status=status)
-        served.expect_until_end()
+        served.expect(Phase.UNTIL_END)
         peer = self.peer
         self._next = ClientRequest(
             UNKNOWN_METHOD, "", Headers(), "", peer.address, peer.scheme, (1, 1), None, True, served, fault
@@ -257,16 +257,8 @@ class ClientConnection(Connection):
 
     # The end
 
-    def end(self) -> None:
-        """Serve no other request: close the connection now if it is idle, else after the reply."""
-        if self.state is State.SERVING or self.state is State.DROPPING:
-            assert self.serving is not None
-            self.serving.keeps_alive = False
-        else:
-            self._close()
-
     def cancel(self) -> "asyncio.Task[None] | None":
-        """Cancel the current request, and return the connection's task, which ends soon."""
+        """Cancel the current request, and return the connection's task, which closes the connection and ends soon."""
         if self._task is not None:
             self._task.cancel()
         return self._task

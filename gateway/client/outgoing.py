@@ -4,7 +4,6 @@ import asyncio
 
 from gateway.policy.slowness import Backlog
 from gateway.sockets import reset_on_close, unacknowledged_bytes
-from gateway.waiting import Waiter
 
 
 def client_left() -> ConnectionResetError:
@@ -18,16 +17,16 @@ class Outgoing:
     Without `open` it behaves as if the client had left.
     """
 
-    __slots__ = ("_backlog", "_transport", "_waiters", "cut_reason", "is_behind", "written_bytes")
+    __slots__ = ("_backlog", "_has_room", "_is_lost", "_transport", "cut_reason", "written_bytes")
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._waiters: list[Waiter] = []  # of `drain`, which several streams of HTTP/2 may wait in
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._is_lost = False
         self._backlog: Backlog | None = None  # while the client is behind in reading
         self.cut_reason = ""
         """Why the gateway has cut the connection of a client that does not read; empty if it has not."""
-        self.is_behind = False
-        """Whether so much waits to be sent that nothing more should be written before `drain`."""
         self.written_bytes = 0
         """How many bytes were given to the connection so far."""
 
@@ -40,6 +39,11 @@ class Outgoing:
         """Whether the connection is closed or about to be."""
         return self._transport is None or self._transport.is_closing()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits to be sent that nothing more should be written before `drain`."""
+        return not self._has_room.is_set()
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write to the client. Raises `ConnectionResetError` when the client left."""
         transport = self._transport
@@ -51,16 +55,17 @@ class Outgoing:
     async def drain(self) -> None:
         """Wait while too much waits to be sent. Raises `ConnectionError` when the client left."""
         while self.is_behind:
-            if self._transport is None:
-                raise client_left()
-            waiter = Waiter(asyncio.get_running_loop())
-            self._waiters.append(waiter)
-            await waiter
+            await self._has_room.wait()
+        if self._is_lost:
+            raise client_left()
+
+    def hold_back(self) -> None:
+        """Let `drain` wait, because too much waits to be sent."""
+        self._has_room.clear()
 
     def go_on(self) -> None:
         """Let `drain` return, because the client has taken so much that more may be written."""
-        self.is_behind = False
-        self._wake()
+        self._has_room.set()
 
     def reset(self) -> None:
         """End the connection with a reset, so that the client sees that its reply is incomplete.
@@ -72,14 +77,10 @@ class Outgoing:
             self._transport.abort()
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is gone, with what waits to be sent."""
         self._transport = None
-        self._wake()
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.wake_soon()
+        self._is_lost = self.is_behind
+        self.go_on()
 
     def is_read_too_slowly(self, now_s: float, limit_s: float) -> bool:
         """Whether the client has been behind in reading for too long; if so, `cut_reason` says why."""

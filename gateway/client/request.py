@@ -17,6 +17,7 @@ from aiohttp.http import RawRequestMessage, RawResponseMessage
 from gateway.client.served import Served
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
+from gateway.http1 import Phase
 from gateway.policy.crossing import UNIX_PEER
 
 ABSOLUTE = re.compile(r"https?://(?:[^/?#]*@)?([^/?#]+)", re.IGNORECASE)
@@ -110,10 +111,7 @@ def read_request(head: RawRequestMessage | RawResponseMessage, peer: Peer, conne
         if absolute is not None:
             host, path = absolute[1], path[absolute.end() :]
         path = f"/{path.removeprefix('/')}"
-    if head.chunked:
-        connection.expect_chunks()
-    else:
-        connection.expect_sized(length or 0)
+    connection.expect(Phase.CHUNKED if head.chunked else Phase.SIZED, length or 0)
     has_body = not connection.has_arrived
     return ClientRequest(
         method, path, headers, host, peer.address, peer.scheme, version, length, has_body, connection, fault

@@ -100,7 +100,7 @@ class Served(Incoming):
         try:
             chunk = self.read()
         except MalformedError as error:
-            self.expect_until_end()  # its own end is not known
+            self.expect(Phase.UNTIL_END)  # its own end is not known
             self.fail(GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {error}"))
             return self.read_arrived()
         self.upload.received_bytes += len(chunk)

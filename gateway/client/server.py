@@ -33,10 +33,6 @@ Handler = Callable[[ClientRequest], Awaitable[None]]
 log = logging.getLogger("gateway")
 
 
-def _not_counted(n_bytes: int) -> None:
-    pass
-
-
 class Server:
     """The state that all connections of a process share."""
 
@@ -44,7 +40,7 @@ class Server:
         self,
         handler: Handler,
         limits: Limits = DEFAULT_LIMITS,
-        hold_unread: Callable[[int], None] = _not_counted,
+        hold_unread: Callable[[int], None] = lambda n_bytes: None,
         *,
         tls: TlsContext | None = None,
     ) -> None:
@@ -192,8 +188,7 @@ class Server:
             opening.cancel()
         await asyncio.sleep(0)
         connections = self.connections
-        for connection in connections:
-            connection.end()
+        self.drain()
         tasks = [task for connection in connections if (task := connection.cancel()) is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=CUT_S)

@@ -45,7 +45,7 @@ class Connection(asyncio.Protocol, ABC):
 
     def pause_writing(self) -> None:
         """See asyncio."""
-        self.out.is_behind = True
+        self.out.hold_back()
 
     def resume_writing(self) -> None:
         """See asyncio."""
@@ -86,9 +86,5 @@ class Connection(asyncio.Protocol, ABC):
         """Tell the client to send no more requests, if the protocol has a message for it."""
 
     @abstractmethod
-    def end(self) -> None:
-        """Serve no other request: close the connection now if it is idle, else behind the reply."""
-
-    @abstractmethod
     def cancel(self) -> "asyncio.Future[Any] | None":
-        """Cancel all current requests; the future is done when they have ended. None if there are none."""
+        """Cancel all current requests, and close; the future is done when they have ended. None if there are none."""

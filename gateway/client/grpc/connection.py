@@ -339,20 +339,16 @@ class GrpcConnection(Connection):
                 slow[limit] += 1
                 transport.abort()
         elif not self._streams and now_s - self._idle_since_s >= limits.client_keep_alive and not has_unread(transport):
-            self.end()
+            self.drain()
 
     def drain(self) -> None:
         """Serve the calls that there are, and no others: the client opens another connection for these."""
-        if self.transport is None or self._last is not None:
+        if not self.is_open or self._last is not None:
             return
         self._last = self._highest
         self.out.write(frames.goaway(self._last, Code.NO_ERROR))
         if not self._streams:
             self._close()
-
-    def end(self) -> None:
-        """Serve nothing more, and close."""
-        self._go_away(Code.NO_ERROR)
 
     def cancel(self) -> "asyncio.Future[Any] | None":
         """Cancel all calls; the future is done when they have ended."""
