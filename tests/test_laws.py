@@ -32,7 +32,7 @@ LAYERS = [
 ]
 PURE = ("codec", "policy")
 # Inside the codec the same holds for its folders.
-CODEC_LAYERS = ["dialects", "v2", "json", "tensors"]
+CODEC_LAYERS = ["dialects", "v2", "tensors", "json"]
 BESIDE_V2 = CODEC_LAYERS.index("v2")
 IMPURE = {"aiohttp", "asyncio", "time", "datetime", "socket", "ssl", "threading", "logging", "prometheus_client"}
 
@@ -110,7 +110,7 @@ def test_aiohttp_is_known_where_messages_are_parsed_and_where_its_server_or_clie
     assert users == {f"gateway.{name}" for name in (*server, "backend.arriving", "backend.heads", "http1")}
 
 
-def test_imports_inside_the_codec_point_from_messages_to_json_to_tensors() -> None:
+def test_imports_inside_the_codec_point_from_messages_to_tensors_to_json() -> None:
     for module, path in MODULES.items():
         if module.startswith("gateway.codec."):
             for imported in imports_of(path):

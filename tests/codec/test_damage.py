@@ -13,10 +13,10 @@ import pytest
 from gateway.codec import OutputSelection
 from gateway.codec.json.brackets import WALK_BYTES
 from gateway.codec.json.items import RUN_BYTES
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.number_parsing import LIST_PIECE_BYTES, NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import TOLERANT_PIECE_BYTES
-from gateway.codec.tensors.pieces import PIECE_BYTES
-from gateway.codec.tensors.string_reading import PARSED_BYTES
+from gateway.codec.tensors.string_reading import RUN_BYTES as STRINGS_BYTES
 from gateway.errors import CodecError
 
 from .make_pairs import WIRE, blob_of
@@ -45,7 +45,7 @@ DAMAGE = [
 ODD = ["\x7f", "\x7f___", "", '"', "\\", '",', '","', '", "', "\n", "é", "\U0001f600", "]", "},{"]
 LONG = "\U0001f600é\\" * 15
 # How much text the readers of strings, numbers and other values work on in one step.
-ENDS = [TOLERANT_PIECE_BYTES, RUN_BYTES, WALK_BYTES, LIST_PIECE_BYTES, PARSED_BYTES, PIECE_BYTES, NATIVE_PIECE_BYTES]
+ENDS = [TOLERANT_PIECE_BYTES, RUN_BYTES, WALK_BYTES, LIST_PIECE_BYTES, STRINGS_BYTES, PIECE_BYTES, NATIVE_PIECE_BYTES]
 
 
 class Place(NamedTuple):

@@ -30,9 +30,10 @@ from gateway.codec.dialects.walk import Walk
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import ArrivingText, Reading
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
-from gateway.codec.tensors import number_printing, string_printing
+from gateway.codec.json.pieces import SPACE
+from gateway.codec.tensors import number_printing
 from gateway.codec.tensors.datatypes import Kind
-from gateway.codec.tensors.pieces import SPACE
+from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.codec.v2.messages import LIST_LATER, Answer, Entry
 from gateway.codec.v2.reply import Reply, ReplyOutput, reply_header
 from gateway.codec.values import SHORT_BYTES
@@ -177,12 +178,12 @@ def _raw(value: object) -> Raw:
 def _pieces(output: Output, blob: memoryview, *, is_base64: bool) -> Iterator[bytes | bytearray]:
     """The values in *blob* as the inside of a JSON array. Raises `CodecError` for BYTES that are no text."""
     if output.datatype.kind is not Kind.BYTES:
-        yield from number_printing.literal_pieces(output.datatype.view(blob), output.datatype)
+        yield from number_printing.text_pieces(output.datatype.view(blob), output.datatype, literals=True)
     elif is_base64:
-        yield from string_printing.base64_pieces(blob)
+        yield from string_pieces(blob, StringForm.BASE64)
     else:
         try:
-            for piece in string_printing.text_pieces(blob):
+            for piece in string_pieces(blob, StringForm.TEXT):
                 if not piece.isascii():
                     piece.decode()
                 yield piece

@@ -31,13 +31,13 @@ from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.tensors.datatypes import Datatype, Kind
 from gateway.codec.tensors.elements import WINDOW_BYTES
 from gateway.codec.tensors.nested_printing import (
-    StringForm,
     check_nestable,
     list_count,
     nested_number_pieces,
     nested_string_pieces,
 )
-from gateway.codec.tensors.row_printing import Column, NumberColumn, StringColumn, row_pieces
+from gateway.codec.tensors.row_printing import Column, row_pieces
+from gateway.codec.tensors.string_printing import StringForm
 from gateway.errors import CodecError
 
 MAX_DEPTH = 64
@@ -300,10 +300,10 @@ class _Slot(msgspec.Struct, frozen=True):
         return nested_number_pieces(values, datatype, shape, literals=self.literals)
 
     def column(self, window_bytes: int) -> Column:
-        datatype = self.tensor.datatype
-        if datatype.kind is Kind.BYTES:
-            return StringColumn(self.tensor.blob, self.shape, self.strings, window_bytes)
-        return NumberColumn(datatype.view(self.tensor.blob), datatype, self.shape, literals=self.literals)
+        tensor = self.tensor
+        return Column(
+            tensor.blob, tensor.datatype, self.shape, self.strings, literals=self.literals, window_bytes=window_bytes
+        )
 
 
 class _Rows(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from gateway.codec.dialects.description import UNKNOWN, ModelDescription
 from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import BytesPolicy, Tensor
-from gateway.codec.tensors.nested_printing import StringForm
+from gateway.codec.tensors.string_printing import StringForm
 from gateway.errors import CodecError
 
 

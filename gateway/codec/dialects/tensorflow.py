@@ -21,7 +21,7 @@ from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import BytesPolicy, Tensor, label_of
 from gateway.codec.json.members import excerpt
 from gateway.codec.tensors.datatypes import DATATYPES, Array
-from gateway.codec.tensors.nested_printing import StringForm
+from gateway.codec.tensors.string_printing import StringForm
 from gateway.codec.v2.declarations import MAX_RANK
 from gateway.errors import CodecError
 

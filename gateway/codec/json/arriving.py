@@ -18,8 +18,8 @@ from typing import TypeVar
 from gateway.codec.json.brackets import END_ARRAY, END_OBJECT, OBJECT, QUOTE, WALK_BYTES
 from gateway.codec.json.items import RUN_BYTES, end_of_run
 from gateway.codec.json.members import MAX_NAME_BYTES, Members, excerpt, parse_object
+from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, beginning
 from gateway.codec.json.sinks import Sink, SkipSink, labelling
-from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, beginning
 from gateway.errors import CodecError
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ Not here: whether the text between them is JSON (`prover`).
 
 import re
 
-from gateway.codec.tensors.pieces import PIECE_BYTES
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 
 MAX_TEXT_DEPTH = 512

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from gateway.codec.json.brackets import ARRAY, OBJECT, STEP_TOKENS, WALK_BYTES, skip_inside_string
-from gateway.codec.tensors.pieces import NOT_SPACE
+from gateway.codec.json.pieces import NOT_SPACE
 
 MAX_KEY_BYTES = 256
 """The longest key that is compared with a wanted one: a wanted key is shorter, even with every character escaped."""

@@ -6,7 +6,7 @@ Not here: what makes the pieces.
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
 
-from gateway.codec.tensors.pieces import PIECE_BYTES
+from gateway.codec.json.pieces import PIECE_BYTES
 
 PIECE_SEGMENTS = 64
 """The most short texts that are put into one piece: each costs some microseconds, however short it is."""

@@ -14,8 +14,8 @@ from functools import partial
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading
 from gateway.codec.json.brackets import WALK_BYTES
 from gateway.codec.json.member_finder import EACH, MemberFinder
+from gateway.codec.json.pieces import NOT_SPACE, SPACE
 from gateway.codec.json.sinks import Sink
-from gateway.codec.tensors.pieces import NOT_SPACE, SPACE
 from gateway.errors import CodecError, TooLargeError
 
 MAX_VALUES = 16

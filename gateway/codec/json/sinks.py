@@ -17,9 +17,8 @@ from gateway.codec.json.brackets import (
     skip_inside_string,
     walk,
 )
-from gateway.codec.json.members import check_json
+from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES
 from gateway.codec.json.prover import Prover
-from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE
 from gateway.errors import CodecError
 
 MAX_LEVELS = 8
@@ -166,7 +165,7 @@ class SkipSink:
         return True
 
 
-class TextSink:
+class TextSink(Prover):
     """Takes a value of any type as it is: one that stays JSON, waits for its datatype, or that nobody wants.
 
     It is proved to be JSON on the way, with NaN and the infinities that many servers write (protocol 4.7).
@@ -174,21 +173,16 @@ class TextSink:
 
     def __init__(self, label: str, pieces: list[bytes] | None) -> None:
         """The text, without the blanks before it, is appended to *pieces*; None if nobody wants it."""
-        self.done = False
-        self.label = label
+        super().__init__(label)
         self.held_bytes = 0
         self._pieces = pieces
-        self._prover = Prover(check_json)
 
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what is no JSON."""
-        taken = self._prover.step(buffer)
-        if taken and self._pieces is not None:
-            piece = bytes(memoryview(buffer)[:taken])
-            if not self._pieces:
-                piece = piece.lstrip(SPACE)
-            if piece:
-                self._pieces.append(piece)
-                self.held_bytes += len(piece)
-        self.done = self._prover.done
+        is_begun = self._is_begun
+        taken = super().step(buffer)
+        is_blank = not (is_begun or self._is_begun or self.done)
+        if taken and self._pieces is not None and not is_blank:
+            self._pieces.append(bytes(memoryview(buffer)[:taken]))
+            self.held_bytes += taken
         return taken

@@ -3,8 +3,8 @@
 import binascii
 from collections.abc import Generator
 
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.elements import PREFIX_BYTES
-from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 
 

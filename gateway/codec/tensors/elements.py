@@ -22,7 +22,7 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from gateway.codec.tensors.pieces import PIECE_BYTES, check_utf8
+from gateway.codec.json.pieces import PIECE_BYTES, check_utf8
 from gateway.errors import CodecError
 
 MAX_ELEMENT_BYTES = 2**32 - 1

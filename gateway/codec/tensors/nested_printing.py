@@ -1,8 +1,7 @@
 """Tensors as nested JSON, a piece at a time: lists in lists as the shape says, a scalar bare.
 
-Numbers. orjson prints arrays of any rank nested. A list whose items (rows, matrices, ...) are short is printed a run of
-items at a time, each run without the brackets around it; one whose items are longer than a step prints is printed item
-by item, and so on inward:
+Numbers. orjson prints arrays of any rank nested. Items (rows, matrices, ...) of one depth are printed, as
+large as a step prints: a run of the items of one list at a time, without the brackets around it:
 
     shape [2, 3, 2]       [[   [1,2],[3,4],[5,6]   ],[   [7,8],[9,10],[11,12]   ]]
 
@@ -10,29 +9,21 @@ A list costs orjson as much as two numbers, so it counts as such. Dimensions of 
 without lists, and then each comma becomes `],[`: two times faster. Numbers of 8 and 16 bits are printed by tables of
 their texts where that is faster (`_Table`).
 
-Nested strings are printed as flat ones are, in `string_printing`, but with `"],["` between two strings where a list
-ends. This separator is longer than the four bytes of a length. So a control character, which JSON text never has, is
-put in the length's place first, and then replaced by the rest of the separator.
-
-Elements in `{"b64": "..."}`, the form of TensorFlow for octets, are strings in base64 with longer separators.
-
-Not here: rows of several tensors (`row_printing`), flat data (`number_printing`, `string_printing`).
+Not here: rows of several tensors (`row_printing`), flat data and strings (`number_printing`, `string_printing`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
-from itertools import accumulate, chain, groupby
+from itertools import accumulate
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.tensors import string_printing
 from gateway.codec.tensors.datatypes import DATATYPES, Array, Datatype
-from gateway.codec.tensors.elements import LENGTH, RUN_STEP_ELEMENTS
 from gateway.codec.tensors.number_printing import PIECE_ELEMENTS, TABLES, array_text, text_table, with_literals
+from gateway.codec.tensors.string_printing import StringForm, separator, string_pieces
 from gateway.errors import CodecError
 
 MAX_EMPTY_LISTS = 4096
@@ -81,7 +72,7 @@ def nested_number_pieces(
     n_single = next((n for n, dimension in enumerate(reversed(shape)) if dimension > 1), len(shape))
     if table is not None or not shape:
         n_single = 0
-    comma = _separator(n_single)
+    comma = separator(n_single)
 
     def text_of(start: int, end: int, item: tuple[int, ...]) -> memoryview:
         """The items from element *start* to *end*, each of shape *item*, without the brackets around them."""
@@ -103,33 +94,30 @@ def nested_number_pieces(
         return
     outer = shape[: len(shape) - n_single] or (1,)
     yield b"[" * (len(shape) - len(outer) + 1)
-    yield from _list_pieces(outer, 0, comma, 1 + -(-n_single // _BRACKETS_PER_ELEMENT), text_of)
-    yield b"]" * (len(shape) - len(outer) + 1)
+    for start, end, item, n_lists in _runs(outer, 1 + -(-n_single // _BRACKETS_PER_ELEMENT)):
+        before = comma.join((b"]" * n_lists, b"[" * n_lists)) if start else b"[" * n_lists
+        yield b"".join((before, text_of(start, end, item)))
+    yield b"]" * (len(shape) - len(item))
 
 
-def _list_pieces(
-    shape: tuple[int, ...],
-    first: int,
-    comma: bytes,
-    element_cost: int,
-    text_of: Callable[[int, int, tuple[int, ...]], memoryview],
-) -> Iterator[bytes]:
-    """The inside of a list of *shape* that begins with the element *first*, in pieces of items or parts of them."""
-    n_items, item = shape[0], shape[1:]
-    size = prod(item)
-    cost = size * element_cost + LIST_COST * list_count(item)
-    if item and cost > PIECE_ELEMENTS:
-        for start in range(first, first + n_items * size, size):
-            yield b"[" if start == first else comma + b"["
-            yield from _list_pieces(item, start, comma, element_cost, text_of)
-            yield b"]"
-        return
-    n_pieces = -(-n_items // (PIECE_ELEMENTS // cost or 1))  # all of about the same length
-    step = -(-n_items // n_pieces) * size
-    end = first + n_items * size
-    for start in range(first, end, step):
-        text = text_of(start, min(start + step, end), item)
-        yield b"".join((comma, text)) if start > first else bytes(text)
+def _runs(shape: tuple[int, ...], element_cost: int) -> Iterator[tuple[int, int, tuple[int, ...], int]]:
+    """Runs of items of one list that are printed in one step.
+
+    Of each run the first element, the one behind it, the shape of its items, and how many lists begin before it.
+    """
+    for axis in range(1, len(shape) + 1):
+        n_items, item = shape[axis - 1], shape[axis:]
+        size = prod(item)
+        cost = size * element_cost + LIST_COST * list_count(item)
+        if cost <= PIECE_ELEMENTS:
+            break
+    n_runs = -(-n_items // (PIECE_ELEMENTS // cost or 1))  # all of about the same length
+    step = -(-n_items // n_runs) * size
+    sizes = [prod(shape[outer:]) for outer in range(1, axis)]
+    for first in range(0, prod(shape), n_items * size):
+        end = first + n_items * size
+        for start in range(first, end, step):
+            yield start, min(start + step, end), item, sum(start % list_size == 0 for list_size in sizes)
 
 
 def _empty(shape: tuple[int, ...]) -> bytes:
@@ -137,11 +125,6 @@ def _empty(shape: tuple[int, ...]) -> bytes:
     for dimension in reversed(shape[: shape.index(0)]):
         text = b"[%b]" % b",".join([text] * dimension)
     return text
-
-
-def _separator(n_lists: int) -> bytes:
-    """What stands where so many lists end and others begin."""
-    return b"]" * n_lists + b"," + b"[" * n_lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +163,7 @@ class _Table:
         list_rows = 1
         for n_lists, dimension in enumerate((1, *block[-2::-1]), 1):
             list_rows *= dimension
-            separators[::list_rows] = _separator(n_lists).ljust(before + 1, self.fill)
+            separators[::list_rows] = separator(n_lists).ljust(before + 1, self.fill)
         separators[0] = (b"[" * (depth + 1)).ljust(before + 1, self.fill)
         printed = text.tobytes()
         return (printed.translate(None, b"\0") if self.fill == b"\0" else printed) + b"]" * (depth + 1)
@@ -194,24 +177,6 @@ _TABLES = {name: _Table(texts, b"\0") for name, texts in TABLES.items()} | {
 # Strings
 
 
-class StringForm(Enum):
-    """How an element of BYTES is written: a string of text, one in base64, or an object with one in base64."""
-
-    TEXT = "text"
-    BASE64 = "base64"
-    B64_OBJECT = "b64"
-
-    @property
-    def opening(self) -> bytes:
-        """What stands before the text."""
-        return b'{"b64":"' if self is StringForm.B64_OBJECT else b'"'
-
-    @property
-    def closing(self) -> bytes:
-        """What stands behind the text."""
-        return b'"}' if self is StringForm.B64_OBJECT else b'"'
-
-
 def nested_string_pieces(blob: memoryview, shape: tuple[int, ...], form: StringForm) -> Iterator[bytes | bytearray]:
     """The elements of *blob* as nested JSON of *shape*, which `check_nestable` has approved; UTF-8 for a text."""
     if 0 in shape:
@@ -219,65 +184,6 @@ def nested_string_pieces(blob: memoryview, shape: tuple[int, ...], form: StringF
         return
     if shape:
         yield b"[" * len(shape)
-    print_all = string_printing.text_pieces if form is StringForm.TEXT else string_printing.base64_pieces
-    yield from print_all(blob, _Lists(shape, form))
+    yield from string_pieces(blob, form, shape)
     if shape:
         yield b"]" * len(shape)
-
-
-class _Lists(string_printing.Separators):
-    """What stands between strings that are nested: more where lists end and others begin.
-
-    A list of n elements begins at every n-th element. The *kind* of the separator before an element is how many sizes
-    of lists divide the element's number. Kind 0 is inside a list. There are at most 32 other kinds: elements have less
-    than 2^32 bytes, and a shape's larger sizes are multiples of its smaller ones.
-    """
-
-    def __init__(self, shape: tuple[int, ...], form: StringForm) -> None:
-        self.closing = form.closing
-        self._opening = form.opening
-        self._sizes: list[int] = []
-        n_lists = [0]
-        for size, group in groupby(prod(shape[axis:]) for axis in range(len(shape) - 1, 0, -1)):
-            self._sizes.append(size)
-            n_lists.append(n_lists[-1] + len(list(group)))
-        self._texts = [form.closing + _separator(n) + form.opening for n in n_lists]
-        self._words = np.array(
-            [LENGTH.unpack(b'", "' if n == 0 else b'"] ' + bytes([kind]))[0] for kind, n in enumerate(n_lists)], "<u4"
-        )
-        # the quote and a bracket are in the word
-        self._rests = [text[2:] for text in self._texts]
-        always = n_lists[1] if 1 in self._sizes else 0
-        self.most_elements = RUN_STEP_ELEMENTS // (1 + always // _BRACKETS_PER_ELEMENT)
-
-    def words(self, first: int, n_elements: int) -> npt.NDArray[np.uint32]:
-        """See `Separators.words`."""
-        return self._words.take(self._kinds(first, n_elements))
-
-    def finish(self, text: bytearray, first: int) -> bytes | bytearray:
-        """See `Separators.finish`."""
-        for kind, rest in enumerate(self._rests):
-            if kind and text.find(kind) >= 0:
-                text = text.replace(bytes([kind]), rest)
-        return text if first else text[3:]
-
-    def join_strings(self, elements: list[bytes], first: int) -> bytes:
-        """See `Separators.join_strings`."""
-        texts = self.before(first, len(elements))
-        strings = [orjson.dumps(str(element, "utf-8"))[1:-1] for element in elements]
-        return b"".join(chain.from_iterable(zip(texts, strings, strict=True)))
-
-    def before(self, first: int, n_elements: int) -> list[bytes]:
-        """See `Separators.before`."""
-        texts = [self._texts[kind] for kind in self._kinds(first, n_elements).tolist()]
-        if not first:
-            texts[0] = self._opening
-        return texts
-
-    def _kinds(self, first: int, n_elements: int) -> npt.NDArray[np.uint8]:
-        kinds = np.zeros(n_elements, np.uint8)
-        for size in self._sizes:
-            kinds[-first % size :: size] += 1
-        if not first:
-            kinds[0] = 0
-        return kinds

@@ -16,7 +16,7 @@ Not here: text that arrives in pieces, and how it is nested (`number_reading`).
 import json
 import math
 import struct
-from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from itertools import chain
 from typing import Any, NoReturn
@@ -26,9 +26,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.codec.json.pieces import SPACE
 from gateway.codec.tensors.datatypes import Array, Datatype, Kind
-from gateway.codec.tensors.nesting import MAX_DEPTH
-from gateway.codec.tensors.pieces import SPACE
 from gateway.errors import CodecError
 
 try:
@@ -69,7 +68,7 @@ _LOW_BYTES_OF_TIE = b"\0\0\0"
 the low 28 of its 52 are zero, and of FP16 and BF16 more."""
 _BESIDE_LETTERS = b"[]rueals," + SPACE
 _NO_INDEX = np.empty(0, np.int64)
-_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NONFINITE = {None: math.nan, "NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def most_bytes() -> int:
@@ -235,80 +234,70 @@ def _moved_off_ties(values: Array, tied: Array, text: bytes | bytearray) -> Arra
     return moved
 
 
-def parse_tolerantly(text: bytes, datatype: Datatype, first: int) -> tuple[Array, Any]:
-    """As `parse`, by the standard library's parser, with a look at each number.
+def load_tolerantly(text: bytes, datatype: Datatype, first: int) -> Any:
+    """The lists in *text*, by the standard library's parser, for `values_of`.
 
-    *first* is the index of the first one in its tensor. Raises `CodecError` for what does not fit the datatype.
+    *first* is the index of the first number in its tensor. Raises `CodecError` for what is no JSON.
     """
+    parse_float = _parse_float if datatype.kind is Kind.FLOAT else _parse_decimal
     try:
-        nested = json.loads(
-            text.decode(),
-            parse_int=_parse_int,
-            parse_float=_parse_float if datatype.kind is Kind.FLOAT else _parse_decimal,
-            parse_constant=_NONFINITE.__getitem__,
-        )
-        items = list(_flatten(nested))
+        return json.loads(text.decode(), parse_int=_parse_int, parse_float=parse_float)
     except ValueError as error:
         raise CodecError(f"malformed JSON near element {first}: {error}") from None
-    except RecursionError:
-        raise CodecError(f"data is nested deeper than {MAX_DEPTH}") from None
+
+
+def values_of(items: list[Any], datatype: Datatype, first: int) -> Array:
+    """*items* of `load_tolerantly`, the first of which is the element *first*. Raises `CodecError` for a wrong one."""
     values = [_value(item, index, datatype) for index, item in enumerate(items, first)]
-    return np.array(values, dtype=_PARSED_DTYPE[datatype.parsed]), nested
+    return np.array(values, dtype=_PARSED_DTYPE[datatype.parsed])
 
 
 def _value(item: Any, index: int, datatype: Datatype) -> float:
     """*item*, which stands for the element at *index*, as a number of the datatype (protocol 4.7)."""
     if datatype.kind is Kind.FLOAT:
-        if item is None:
-            return math.nan
+        if item is None or type(item) is str:
+            item = _NONFINITE.get(item, item)
         if type(item) is float:
             return item
-        if type(item) is int:
-            try:
+        with suppress(OverflowError):
+            if type(item) is int:
                 return float(item)
-            except OverflowError:
-                raise CodecError(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}...") from None
-    else:
-        if datatype.kind is Kind.BOOL:
-            if type(item) is bool:
-                return int(item)
-        elif type(item) is float and item == 0:
-            item = 0  # -0, see _parse_int
-        if type(item) is int:
-            if datatype.lowest <= item <= datatype.highest:
-                return item
-            raise CodecError(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}")
-    got = "null" if item is None else str(item).lower() if type(item) is bool else str(item)[:32]
-    raise CodecError(f"element {index}: expected {datatype.name}, got {got}")
+    elif type(item) is float and item == 0:  # -0, see _parse_int
+        return 0
+    elif type(item) is bool and datatype.kind is Kind.BOOL:
+        return int(item)
+    elif type(item) is int and datatype.lowest <= item <= datatype.highest:
+        return item
+    if type(item) is int:
+        raise CodecError(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}")
+    got = "a string" if type(item) is str else str(item) if isinstance(item, _Wrong) else json.dumps(item)
+    raise CodecError(f"element {index}: expected {datatype.name}, got {got[:32]}")
+
+
+class _Wrong(str):
+    """The text of a number that no number of its datatype is."""
+
+    __slots__ = ()
 
 
 def _parse_int(text: str) -> int | float:
     return -0.0 if text == "-0" else int(text)
 
 
-def _parse_decimal(text: str) -> int | str:
-    """A number with fraction or exponent for an integer datatype, exactly; as text if it is no such integer."""
+def _parse_decimal(text: str) -> int | _Wrong:
+    """A number with fraction or exponent for an integer datatype, exactly."""
     try:
         number = Decimal(text)
     except InvalidOperation:  # an exponent of more than 18 digits
-        return text
+        return _Wrong(text)
     # beyond 64 bits it is refused in any case, and 1e999999999 should not be written out first
-    return int(number) if number.adjusted() < 25 and number == number.to_integral_value() else text
+    return int(number) if number.adjusted() < 25 and number == number.to_integral_value() else _Wrong(text)
 
 
-def _parse_float(text: str) -> float | str:
-    """A number for a float datatype; as text, for the message that refuses it, if it is beyond float64."""
+def _parse_float(text: str) -> float | _Wrong:
+    """A number for a float datatype."""
     number = float(text)
-    return text if math.isinf(number) else number
-
-
-def _flatten(nested: list[Any]) -> Iterator[Any]:
-    """The leaves of lists in lists, in order."""
-    for item in nested:
-        if type(item) is list:
-            yield from _flatten(item)
-        else:
-            yield item
+    return _Wrong(text) if math.isinf(number) else number
 
 
 def read_few(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:

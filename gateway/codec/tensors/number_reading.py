@@ -9,55 +9,53 @@ into arrays:
     what is parsed           [[4],[5,6]]           a bracket for each open list, before it and behind it
 
 Where a number must not end, the parser says so; that brackets and commas are in their places is proved too, but for
-the commas at the cuts (`check_cut`) and lists of unequal lengths (`Layout`). A piece of flat data is only searched for
-brackets. Of nested data where all lists at a depth have one length, as they should, a few calls prove that
-(`Layout.flatten`, `Layout.fits`); any other text is read in small pieces, with a look at each bracket.
+the commas at the cuts (`check_cut`) and lists of unequal lengths (`Layout`).
 
 The end of the data is found without reading numbers. Inside an array of numbers there is no quote and no brace, so
 the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
-Quoted "NaN" and "Infinity" are the exception; their quotes are taken away before parsing.
+Where this guess or the parser fails, as for null and a quoted "NaN", the sink walks through a shorter piece as any
+`Prover` does, and the standard library's parser reads it.
 
 Not here: the numbers of one text (`number_parsing`), printing (`number_printing`), BYTES (`string_reading`), where in a
 document a tensor stands (`scanner`).
 """
 
-import re
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
+from gateway.codec.json.pieces import SPACE, check_cut
+from gateway.codec.json.prover import Prover
 from gateway.codec.tensors.datatypes import FLOAT, Array, Datatype, element_count
-from gateway.codec.tensors.nesting import MAX_DEPTH, Layout, closing, lists_in, occurrences, opening
+from gateway.codec.tensors.nesting import Layout, blanks_before_array, completed, short_lists
 from gateway.codec.tensors.number_parsing import (
     TIED_PIECE_BYTES,
     ManyTiesError,
+    load_tolerantly,
     most_bytes,
     parse,
     parse_fast,
-    parse_tolerantly,
     rounded,
+    values_of,
 )
-from gateway.codec.tensors.pieces import NOT_SPACE, SPACE, beginning, check_cut
 from gateway.errors import CodecError
-
-BRACKETED_PIECE_BYTES = 64 * 1024
-"""How much text is worked on in one step of nested numbers with more blanks than one behind each comma."""
 
 TOLERANT_PIECE_BYTES = 4 * 1024
 """How much text is worked on in one step where every bracket, or every value, is looked at, ten times slower."""
 
-_QUOTE, _COMMA, _END_OBJECT = b'",}'
-_TAIL_BYTES = 16  # more blanks than these are behind a bracket hardly ever, and then it is only slower
-# A run of quoted non-finite numbers and what stands between them; a key would be followed by a colon.
-_QUOTED_NONFINITE = re.compile(rb'(?:(?<![-\w."])"(?:NaN|-?Infinity)"(?=[ \t\r\n]*[,\]])[^"}]*+)+')
-_QUOTED = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
+SHORT_LIST_BYTES = 128
+"""Shorter lists are counted by `short_lists`: for each list, the parser makes an object of Python."""
+
+_TAIL_BYTES = 256  # where more blanks and brackets end a piece, it is only slower
 
 
-class NumberSink:
+class NumberSink(Prover):
     """Takes the `data` of one tensor, nested or flat, as bytes of its datatype.
 
     With a shape, into one array; without one, into an array for each piece, so that none is copied to grow.
     """
+
+    piece_bytes: ClassVar[int] = TOLERANT_PIECE_BYTES
 
     def __init__(self, label: str, datatype: Datatype, shape: tuple[int, ...] | None) -> None:
         """*label* names the tensor in errors. With None, the shape is that of the nesting, see `shape`.
@@ -65,6 +63,7 @@ class NumberSink:
         Raises `CodecError` if this machine has no room for *shape*. The array takes address space, but no memory
         until numbers are stored in it.
         """
+        super().__init__(label)
         self._arrays: list[Array] = []
         if shape is not None:
             n_elements = element_count(shape)
@@ -74,15 +73,12 @@ class NumberSink:
                 raise CodecError(
                     f"{label}: there is no memory for {n_elements} elements of {datatype.item_bytes} bytes"
                 ) from None
-        self.done = False
-        self.label = label
         self.nonfinite = 0
         self._datatype = datatype
         self._shape = shape
         self._layout = Layout(shape)
-        self._most_bytes = most_bytes()
-        self._is_compact = True
-        self._window_bytes = self._most_bytes
+        self._has_short_lists = False
+        self._window_bytes = most_bytes()
 
     @property
     def held_bytes(self) -> int:
@@ -102,154 +98,102 @@ class NumberSink:
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what does not fit the datatype or the shape (protocol 4.7)."""
         window = min(len(buffer), self._window_bytes)
-        if not self._layout.depth and not buffer.startswith(b"["):
-            return _blanks_before_array(buffer, window)
+        if not self._is_begun and not buffer.startswith(b"["):
+            return blanks_before_array(buffer, window)
         is_full = window == self._window_bytes
         limit = _end_of_numbers(buffer, window)
         if limit == window and not is_full and not _may_be_end(buffer, window):
             return 0
-        if taken := self._step_regular(buffer, limit, can_cut=limit < window or is_full):
-            return taken
-        if limit > TOLERANT_PIECE_BYTES:
-            comma = buffer.find(b",", 0, limit)
-            if 0 <= comma < TOLERANT_PIECE_BYTES:
-                self._window_bytes = TOLERANT_PIECE_BYTES
-                return self.step(buffer)
-            limit = comma + 1 if comma >= 0 else limit
-        return self._step_tolerant(buffer, limit, window)
-
-    def _step_tolerant(self, buffer: bytearray, limit: int, window: int) -> int:
-        """Store a piece of buffer[:limit] in which each value has to be looked at, or that has none or is wrong."""
-        piece = bytes(memoryview(buffer)[:limit])
-        depth = self._layout.depth + occurrences(piece, b"[") - occurrences(piece, b"]")
-        if depth == 0:
-            return self._convert(buffer, piece[: piece.rfind(b"]") + 1], 0)
-        if depth < 0 or depth > MAX_DEPTH:
-            raise CodecError(f"brackets do not match, or data is nested deeper than {MAX_DEPTH}")
-        stop = buffer[limit] if limit < window else _COMMA
-        if stop == _END_OBJECT:
-            raise CodecError("a bracket is missing: the object ends inside data")
-        if stop == _QUOTE:
-            if quoted := _QUOTED_NONFINITE.match(buffer, limit, window):
-                buffer[limit : quoted.end()] = quoted[0].replace(b'"', b"")
-                return self.step(buffer)
-            if not _may_become_nonfinite(bytes(buffer[limit:window])):
-                index = self._layout.count + piece.count(b",")
-                raise CodecError(f"element {index}: expected {self._datatype.name}, got a string")
-        comma = piece.rfind(b",")
-        if window < self._window_bytes and (comma < 0 or limit == window):
-            return 0
-        if comma < 0:
-            raise CodecError(f"{self._window_bytes} bytes without a comma")
-        depth += occurrences(piece[comma:], b"]") - occurrences(piece[comma:], b"[")
-        return self._convert(buffer, piece[: comma + 1], depth)
-
-    def _rank(self, buffer: bytearray) -> int:
-        """How many brackets *buffer*, which is all of the data so far, begins with."""
-        rank = opening(buffer).count(b"[")
-        if rank > MAX_DEPTH:
-            raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
-        return rank
-
-    def _finish(self) -> None:
-        self._shape = self._layout.finish()
-        self.done = True
+        try:
+            taken = self._step_regular(buffer, limit, can_cut=limit < window or is_full)
+            if taken or limit <= TOLERANT_PIECE_BYTES:
+                return taken or super().step(buffer)
+            self._window_bytes = TOLERANT_PIECE_BYTES
+        except ManyTiesError:
+            self._window_bytes = self._looked_at_bytes = TIED_PIECE_BYTES
+        return self.step(buffer)
 
     def _step_regular(self, buffer: bytearray, limit: int, *, can_cut: bool) -> int:
-        """Store a piece whose lists have the lengths that are expected; 0 if not possible.
+        """Store a piece that ends where the lists of numbers in buffer[:limit] show; 0 if it cannot be parsed.
 
         *can_cut*: no more has to arrive before the piece may end at a comma.
         """
         layout = self._layout
-        if not layout.depth:
-            layout.begin(self._rank(buffer))
-        elif layout.depth != layout.depth_before:
-            return 0
+        if not layout.rank:
+            layout.begin(buffer)
+            first = bytes(buffer[: buffer.find(b"]", 0, SHORT_LIST_BYTES) + 1])
+            self._has_short_lists = len(first.translate(None, b"[]" + SPACE)) > 0
         end = buffer.rfind(b"]", 0, limit) + 1
-        depth = layout.rank - closing(buffer, end).count(b"]")
+        depth = layout.rank - _closing(buffer, end)
         if depth:
             end = buffer.rfind(b",", 0, limit)
-            depth = layout.rank - closing(buffer, max(end, 0)).count(b"]")
+            depth = layout.rank - _closing(buffer, max(end, 0))
             if end < 0 or depth <= 0 or not can_cut:
                 return 0
-        try:
-            parsed = self._parse_regular(buffer, end, depth)
-            if parsed is None:
-                return 0
-            n_values = self._append(*parsed)
-        except ManyTiesError:
-            self._window_bytes = TIED_PIECE_BYTES
-            return self.step(buffer)
-        self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
-        layout.take(n_values, depth)
+        before = layout.depth
+        text = completed(memoryview(buffer)[:end], before, depth)
+        if not self._take_parsed(text, depth):
+            return 0
+        check_cut(text, before, before + end, continues=before > 0, goes_on=depth > 0)
+        self._window_bytes = min(most_bytes(), 2 * self._window_bytes)
+        self._open = bytearray(b"[" * depth)
         if depth:
             return end + 1
-        self._finish()
+        self._finish_data()
         return end
 
-    def _parse_regular(self, buffer: bytearray, end: int, depth: int) -> tuple[Array, bytes | bytearray] | None:
-        """The numbers in buffer[:end], behind which *depth* lists are open, and the text that they were parsed from.
-
-        None if it cannot be parsed, or if its lists are not those that are expected.
-        """
+    def _take_parsed(self, text: bytes, depth: int) -> bool:
+        """Store the numbers of *text*, which leaves *depth* lists open; False if it cannot be parsed."""
         layout = self._layout
-        if layout.rank == 1:
-            text = b"".join((b"[" * layout.depth, memoryview(buffer)[:end], b"]" * depth))
-            values = parse_fast(text, self._datatype) if text.find(b"[", 1) < 0 else None
-            return (values, text) if values is not None and len(values) else None
-        if self._is_compact and not layout.has_long_lists(buffer, end):
-            flat = layout.flatten(buffer, end, depth)
-            if flat is not None:
-                values = parse_fast(flat, self._datatype)
-                return (values, flat) if values is not None and len(values) else None
-            self._is_compact = False
-            self._most_bytes = min(self._most_bytes, BRACKETED_PIECE_BYTES)
-        text = b"".join((b"[" * layout.depth, memoryview(buffer)[:end], b"]" * depth))
-        parsed = parse(text, self._datatype)
-        if parsed is None or not len(parsed[0]) or not self._fits(*parsed, text, depth):
-            return None
-        return parsed[0], text
-
-    def _fits(self, values: Array, tree: Any, text: bytes, depth: int) -> bool:
-        """Whether the lists of *text*, which was parsed as *values* and *tree*, are those that are expected."""
-        try:
-            lengths, _ = lists_in(tree, self._layout.rank)
-        except TypeError:
-            return False
-        n_lists = sum(map(len, lengths))
-        return n_lists == occurrences(text, b"[") and self._layout.fits(lengths, len(values), depth)
-
-    def _convert(self, buffer: bytearray, piece: bytes, depth: int) -> int:
-        """Store the numbers in *piece*, the front of *buffer*, behind which *depth* lists are open: its end."""
-        layout = self._layout
-        end = len(piece) - 1 if depth else len(piece)
-        text = b"".join((b"[" * layout.depth, memoryview(piece)[:end], b"]" * depth))
-        check_cut(text, layout.depth, layout.depth + end, continues=layout.depth > 0, goes_on=depth > 0)
-        usual = parse(text, self._datatype)
-        parsed = parse_tolerantly(text, self._datatype, layout.count) if usual is None else usual
-        if usual is not None:
-            self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
-        try:
-            n_values = self._append(parsed[0], text)
-        except ManyTiesError:
-            self._window_bytes = TIED_PIECE_BYTES
-            return self.step(buffer)
-        if usual is None and self._datatype.kind is FLOAT:
-            self.nonfinite += int(np.count_nonzero(~np.isfinite(parsed[0])))
-        if not n_values:
-            layout.take_empty(piece[:end])
+        if layout.rank > 1 and not self._has_short_lists:
+            parsed = parse(text, self._datatype)
+            if parsed is None:
+                return False
+            values, lengths = parsed[0], layout.lengths_in(parsed[1], text)
         else:
-            if not layout.depth:
-                layout.begin(self._rank(buffer))
-            if layout.is_empty or layout.depth != layout.depth_before or not self._fits(*parsed, text, depth):
-                layout.fail()
-            layout.take(n_values, depth)
-        if not depth:
-            self._finish()
-        return len(piece)
+            flat_or_short = parse_fast(text, self._datatype)
+            if flat_or_short is None:
+                return False
+            values = flat_or_short
+            if layout.rank > 1:
+                counted = short_lists(text, layout.rank, len(values))
+            else:
+                counted = [[len(values)]] if text.find(b"[", 1) < 0 else None
+            if counted is None:
+                return False
+            lengths = counted
+        self._append(values, text)
+        layout.take(lengths, len(values), depth)
+        return True
 
-    def _append(self, values: Array, text: bytes | bytearray) -> int:
-        """Check, round and store *values* (float64, int64 or uint64, shape [n]), parsed from *text*: how many."""
+    def _judge(self, text: bytes, opened: bytes | bytearray) -> None:
+        """See `Prover`: each value may have to be looked at, and lists may be nested in any way."""
+        layout = self._layout
+        if not layout.rank:
+            layout.begin(text)
+        parsed = parse(text, self._datatype)
+        if parsed is not None:
+            self._window_bytes = min(most_bytes(), 2 * self._window_bytes)
+            values, lengths = parsed[0], layout.lengths_in(parsed[1], text)
+        else:
+            lengths, items = layout.items_in(load_tolerantly(text, self._datatype, layout.count))
+            values = values_of(items, self._datatype, layout.count)
+        self._append(values, text)
+        if parsed is None and self._datatype.kind is FLOAT:
+            self.nonfinite += int(np.count_nonzero(~np.isfinite(values)))
+        layout.take(lengths, len(values), len(opened))
+        if not opened:
+            self._finish_data()
+
+    def _begin_string(self, before: bytes) -> None:
+        raise CodecError(f"element {self._layout.count}: expected {self._datatype.name}, got a long string")
+
+    def _finish_data(self) -> None:
+        self._shape = self._layout.finish()
+        self.done = True
+
+    def _append(self, values: Array, text: bytes) -> None:
+        """Check, round and store *values* (float64, int64, uint64 or bool, shape [n]), parsed from *text*."""
         first = self._layout.count
         self._layout.expect(len(values))
         values = rounded(values, text, self._datatype, first)
@@ -257,17 +201,6 @@ class NumberSink:
             self._arrays.append(values.astype(self._datatype.wire))
         else:
             self._arrays[0][first : first + len(values)] = values
-        return len(values)
-
-
-def _blanks_before_array(buffer: bytearray, window: int) -> int:
-    """How many blanks *buffer* begins with. Raises `CodecError` if something else than an array follows them."""
-    first = NOT_SPACE.search(buffer, 0, window)
-    if first is None:
-        return 0
-    if first[0] != b"[":
-        raise CodecError(f"data must be an array, got {beginning(buffer[first.start() : window])}")
-    return first.start()
 
 
 def _end_of_numbers(buffer: bytearray, window: int) -> int:
@@ -284,9 +217,7 @@ def _may_be_end(buffer: bytearray, end: int) -> bool:
     return not tail or tail.endswith(b"]")
 
 
-def _may_become_nonfinite(text: bytes) -> bool:
-    """Whether *text*, which starts with a quote, is the beginning of a quoted non-finite number."""
-    for quoted in _QUOTED:
-        if quoted.startswith(text) or (text.startswith(quoted) and not text[len(quoted) :].strip(SPACE)):
-            return True
-    return False
+def _closing(text: bytearray, end: int) -> int:
+    """How many closing brackets, with blanks among them, text[:end] ends with."""
+    tail = bytes(memoryview(text)[max(end - _TAIL_BYTES, 0) : end])
+    return tail[len(tail.rstrip(b"]" + SPACE)) :].count(b"]")

@@ -10,16 +10,16 @@ import binascii
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.tensors.datatypes import Array, Datatype
-from gateway.codec.tensors.elements import WINDOW_BYTES, bounds_of
-from gateway.codec.tensors.nested_printing import StringForm, nested_number_pieces, nested_string_pieces
+from gateway.codec.tensors.datatypes import BYTES, Datatype
+from gateway.codec.tensors.elements import PREFIX_BYTES, bounds_of, end_of
+from gateway.codec.tensors.nested_printing import nested_number_pieces, nested_string_pieces
 from gateway.codec.tensors.number_printing import array_text, with_literals
+from gateway.codec.tensors.string_printing import StringForm
 
 STEP_VALUES = 1024
 """How many elements one step puts into rows: each costs some ten operations of Python."""
@@ -33,102 +33,74 @@ STEP_BYTES = 256 * 1024
 Piece = bytes | bytearray
 
 
-class Column(Protocol):
+class Column:
     """One tensor, read row by row from its beginning."""
 
-    shape: tuple[int, ...]
-    """That of its rows."""
+    def __init__(
+        self,
+        blob: memoryview,
+        datatype: Datatype,
+        shape: tuple[int, ...],
+        form: StringForm,
+        *,
+        literals: bool,
+        window_bytes: int,
+    ) -> None:
+        """*shape* is that of the rows; *form* is for strings, and *literals* for numbers.
 
-    def ready_rows(self, most: int) -> int:
-        """How many of its next *most* rows `texts` can print."""
-
-    def texts(self, n_rows: int) -> list[bytes]:
-        """The elements of its next *n_rows* rows as JSON."""
-
-    def row(self) -> Iterator[Piece]:
-        """Its next row as nested JSON, in pieces; an empty one ends a step of work."""
-
-
-class NumberColumn:
-    """A tensor of numbers; *values* in wire layout, shape [n]."""
-
-    def __init__(self, values: Array, datatype: Datatype, shape: tuple[int, ...], *, literals: bool) -> None:
-        """*shape* is that of the rows, *literals* as for `nested_number_pieces`."""
+        Longer strings than *window_bytes* are printed by themselves.
+        """
         self.shape = shape
-        self._values = values
+        self._rest = blob
         self._datatype = datatype
-        self._literals = literals
-        self._next = 0
-
-    def ready_rows(self, most: int) -> int:
-        """See `Column.ready_rows`."""
-        return most
-
-    def texts(self, n_rows: int) -> list[bytes]:
-        """See `Column.texts`."""
-        values = self._take(n_rows)
-        if not len(values):
-            return []
-        text = array_text(values, self._datatype)[1:-1]
-        return (with_literals(text, values, self._datatype) if self._literals else text).split(b",")
-
-    def row(self) -> Iterator[Piece]:
-        """See `Column.row`."""
-        return nested_number_pieces(self._take(1), self._datatype, self.shape, literals=self._literals)
-
-    def _take(self, n_rows: int) -> Array:
-        start = self._next
-        self._next += n_rows * prod(self.shape)
-        return self._values[start : self._next]
-
-
-class StringColumn:
-    """A tensor of BYTES."""
-
-    def __init__(self, blob: memoryview, shape: tuple[int, ...], form: StringForm, window_bytes: int) -> None:
-        """*shape* is that of the rows; longer strings than *window_bytes* are printed by themselves."""
-        self.shape = shape
-        self._blob = blob
         self._form = form
+        self._literals = literals
         self._window_bytes = window_bytes
-        self._next = 0
-        self._window = b""
         self._bounds: npt.NDArray[np.int64] = np.zeros(1, np.int64)
 
     def ready_rows(self, most: int) -> int:
-        """See `Column.ready_rows`."""
+        """How many of its next *most* rows `texts` can print."""
         row_values = prod(self.shape)
-        if not row_values:
+        if self._datatype.kind is not BYTES or not row_values:
             return most
-        self._window = bytes(self._blob[self._next : self._next + self._window_bytes])
-        self._bounds = bounds_of(self._window, most * row_values)
+        self._bounds = bounds_of(bytes(self._rest[: self._window_bytes]), most * row_values)
         return (len(self._bounds) - 1) // row_values
 
     def texts(self, n_rows: int) -> list[bytes]:
-        """See `Column.texts`."""
-        bounds = self._bounds[: n_rows * prod(self.shape) + 1].tolist()
-        elements = [self._window[start + 4 : end] for start, end in pairwise(bounds)]
-        self._next += bounds[-1]
+        """The elements of its next *n_rows* rows as JSON."""
+        n_elements = n_rows * prod(self.shape)
+        if not n_elements:
+            return []
+        if self._datatype.kind is not BYTES:
+            values = self._datatype.view(self._take(n_elements * self._datatype.item_bytes))
+            text = array_text(values, self._datatype)[1:-1]
+            return (with_literals(text, values, self._datatype) if self._literals else text).split(b",")
+        bounds = self._bounds[: n_elements + 1].tolist()
+        window = bytes(self._take(bounds[-1]))
+        elements = [window[start + PREFIX_BYTES : end] for start, end in pairwise(bounds)]
         if self._form is StringForm.TEXT:
             return [orjson.dumps(str(element, "utf-8")) for element in elements]
         opening, closing = self._form.opening, self._form.closing
         return [opening + binascii.b2a_base64(element, newline=False) + closing for element in elements]
 
     def row(self) -> Iterator[Piece]:
-        """See `Column.row`."""
-        start = self._next
-        left = prod(self.shape)
-        while left:
-            window = bytes(self._blob[self._next : self._next + WINDOW_BYTES])
-            n_elements = len(bounds := bounds_of(window, left)) - 1
-            if n_elements:
-                self._next += int(bounds[-1])
-            else:
-                self._next += 4 + int.from_bytes(self._blob[self._next : self._next + 4], "little")
-                n_elements = 1
-            left -= n_elements
-            yield b""
-        yield from nested_string_pieces(self._blob[start : self._next], self.shape, self._form)
+        """Its next row as nested JSON, in pieces; an empty one ends a step of work."""
+        n_elements = prod(self.shape)
+        if self._datatype.kind is not BYTES:
+            values = self._datatype.view(self._take(n_elements * self._datatype.item_bytes))
+            yield from nested_number_pieces(values, self._datatype, self.shape, literals=self._literals)
+            return
+        walk = end_of(self._rest, 0, n_elements)
+        try:
+            while True:
+                next(walk)
+                yield b""
+        except StopIteration as stop:
+            yield from nested_string_pieces(self._take(stop.value), self.shape, self._form)
+
+    def _take(self, n_bytes: int) -> memoryview:
+        taken, self._rest = self._rest[:n_bytes], self._rest[n_bytes:]
+        return taken
 
 
 def row_pieces(columns: Sequence[Column], before: Sequence[bytes], behind: bytes, n_rows: int) -> Iterator[Piece]:

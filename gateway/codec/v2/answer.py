@@ -19,12 +19,12 @@ from gateway.codec.inference import (
     labelled,
 )
 from gateway.codec.json.members import HELD_PER_BYTE
+from gateway.codec.json.pieces import SPACE
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import BYTES, Datatype, element_count
 from gateway.codec.tensors.number_reading import NumberSink
-from gateway.codec.tensors.pieces import SPACE
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of

@@ -23,9 +23,10 @@ from gateway.codec.inference import (
 )
 from gateway.codec.json.members import excerpt
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
-from gateway.codec.tensors import elements, number_printing, string_printing
+from gateway.codec.json.pieces import PIECE_BYTES
+from gateway.codec.tensors import elements, number_printing
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, element_count
-from gateway.codec.tensors.pieces import PIECE_BYTES
+from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.codec.v2.messages import LATER, LIST_LATER, Entry, Parameters, printed, text_of
 from gateway.codec.v2.request_reading import (
     RequestReading,
@@ -220,13 +221,11 @@ def _may_be_nonfinite(array_text: bytes | None, policy: TensorPolicy) -> bool:
 def _value_pieces(tensor: Tensor, policy: TensorPolicy) -> Iterator[Piece]:
     """The values of *tensor* as the inside of a JSON array."""
     if tensor.datatype.kind is BYTES:
-        if _becomes_base64(tensor, policy):
-            return string_printing.base64_pieces(tensor.blob)
-        return string_printing.text_pieces(tensor.blob)
+        form = StringForm.BASE64 if _becomes_base64(tensor, policy) else StringForm.TEXT
+        return string_pieces(tensor.blob, form)
     values = tensor.datatype.view(tensor.blob)
-    if policy.nonfinite is _LITERAL and tensor.datatype.kind is FLOAT:  # protocol 3.4
-        return number_printing.literal_pieces(values, tensor.datatype)
-    return number_printing.text_pieces(values, tensor.datatype)
+    literals = policy.nonfinite is _LITERAL and tensor.datatype.kind is FLOAT  # protocol 3.4
+    return number_printing.text_pieces(values, tensor.datatype, literals=literals)
 
 
 def _check_strings(tensor: Tensor, policy: TensorPolicy) -> Iterator[None]:

@@ -21,10 +21,10 @@ from gateway.codec.inference import (
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
 from gateway.codec.json.members import HELD_PER_BYTE, excerpt, protect_literals, split_object
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
+from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
 from gateway.codec.tensors.datatypes import BYTES, element_count
-from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor

@@ -7,7 +7,7 @@ import pytest
 from gateway.codec.json import prover as prover_module
 from gateway.codec.json import sinks as sinks_module
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH, STEP_TOKENS, walk
-from gateway.codec.tensors.pieces import PIECE_BYTES
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.walk import Walked
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gateway.codec import run
 from gateway.codec.json.pieced import PIECE_SEGMENTS, Piece, PiecedJson
-from gateway.codec.tensors.pieces import PIECE_BYTES
+from gateway.codec.json.pieces import PIECE_BYTES
 
 
 @dataclass

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.codec import OutputSelection
 from gateway.codec.json.members import parse_object
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.json.sinks import TextSink
-from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
 from tests.codec.walk import Walked, cut, one_output, only_blob, read_answer

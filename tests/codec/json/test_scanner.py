@@ -6,9 +6,9 @@ import pytest
 
 from gateway.codec.json.brackets import STEP_TOKENS, WALK_BYTES
 from gateway.codec.json.member_finder import MemberFinder
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.json.scanner import MAX_ENTRY_BYTES
 from gateway.codec.json.sinks import TextSink
-from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.walk import Walked, exhaust, read_answer, scanner_of
 

@@ -10,9 +10,9 @@ import pytest
 from gateway.codec import InferAnswer, OutputSelection
 from gateway.codec.json import sinks
 from gateway.codec.json.brackets import walk
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.json.sinks import MAX_LEVELS, SKIP_BYTES, SkipSink, TextSink, labelling, pour, taken_out
 from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
-from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.walk import MAX_BYTES, Walked, cut, exhaust, one_output, read_answer
 

@@ -9,9 +9,9 @@ from types import FrameType
 import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, WINDOW_BYTES, bounds_of, check_elements, prefix_of
-from gateway.codec.tensors.pieces import PIECE_BYTES
-from gateway.codec.tensors.string_printing import text_pieces
+from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
 from tests.codec.walk import backend_json, bytes_header
@@ -104,7 +104,7 @@ def test_strings_of_one_length_with_another_at_the_end(size: int, last: int) -> 
     blob = memoryview(blob_of(elements))
     for _ in check_elements(blob, len(elements), "input 'x'", utf8=True):
         pass
-    assert json.loads(b"[" + b"".join(text_pieces(blob)) + b"]") == elements
+    assert json.loads(b"[" + b"".join(string_pieces(blob, StringForm.TEXT)) + b"]") == elements
     for cut_blob, words in ((blob[:-1], "are left|trailing|at least"), (bytes(blob) + b"c", "1 bytes more")):
         with pytest.raises(CodecError, match=words):
             for _ in check_elements(memoryview(cut_blob), len(elements), "input 'x'", utf8=True):

@@ -17,12 +17,12 @@ from gateway.codec.tensors import number_printing
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.tensors.nested_printing import (
     MAX_EMPTY_LISTS,
-    StringForm,
     check_nestable,
     list_count,
     nested_number_pieces,
     nested_string_pieces,
 )
+from gateway.codec.tensors.string_printing import StringForm
 from gateway.errors import CodecError
 from tests.codec.make_pairs import WIRE, blob_of, nested
 from tests.codec.test_properties import FLOATS, NUMERIC, PROFILE, UNICODE, bits_of, finite_tensors

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gateway.codec.tensors.datatypes import DATATYPES
-from gateway.codec.tensors.number_printing import PIECE_ELEMENTS, literal_pieces, text_pieces
+from gateway.codec.tensors.number_printing import PIECE_ELEMENTS, text_pieces
 from tests.codec.make_pairs import WIRE
 
 
@@ -36,6 +36,6 @@ def test_literals_stand_where_the_nonfinite_values_are_in_every_piece() -> None:
         np.nan,
         -np.inf,
     ]
-    text = b"".join(literal_pieces(values, DATATYPES["FP32"]))
+    text = b"".join(text_pieces(values, DATATYPES["FP32"], literals=True))
     read = np.array(json.loads(b"[" + text + b"]"), "f4")
     assert np.array_equal(read, values, equal_nan=True)

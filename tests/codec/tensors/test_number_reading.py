@@ -9,10 +9,10 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors import number_parsing, number_reading
 from gateway.codec.tensors.datatypes import DATATYPES, Array
 from gateway.codec.tensors.number_reading import NumberSink
-from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.make_pairs import WIRE
 from tests.codec.walk import cut, nearest_bits, one_output, only_blob, read_answer

@@ -4,6 +4,7 @@ import base64
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,21 @@ import pytest
 
 from gateway.codec.tensors import row_printing
 from gateway.codec.tensors.datatypes import DATATYPES
-from gateway.codec.tensors.nested_printing import StringForm
-from gateway.codec.tensors.row_printing import Column, NumberColumn, Piece, StringColumn, row_pieces
+from gateway.codec.tensors.row_printing import Column, Piece, row_pieces
+from gateway.codec.tensors.string_printing import StringForm
 from tests.codec.make_pairs import WIRE, blob_of
 
 MakeColumn = Callable[[], Column]
 
 
+column = partial(Column, literals=False, window_bytes=300)
+
+
 def numbers(datatype: str, n_rows: int, shape: tuple[int, ...]) -> tuple[MakeColumn, list[Any]]:
     values = (np.arange(n_rows * math.prod(shape)) % 120).astype(WIRE[datatype])
     row = DATATYPES[datatype]
-    view = row.view(memoryview(values.tobytes()))
-    return lambda: NumberColumn(view, row, shape, literals=False), values.reshape(n_rows, *shape).tolist()
+    blob = memoryview(values.tobytes())
+    return partial(column, blob, row, shape, StringForm.TEXT), values.reshape(n_rows, *shape).tolist()
 
 
 def texts(
@@ -33,7 +37,7 @@ def texts(
     array = np.empty(len(elements), object)
     array[:] = [written(element, form) for element in elements]
     n_rows = len(elements) // math.prod(shape)
-    return lambda: StringColumn(blob, shape, form, 300), array.reshape(n_rows, *shape).tolist()
+    return partial(column, blob, DATATYPES["BYTES"], shape, form), array.reshape(n_rows, *shape).tolist()
 
 
 def written(element: str, form: StringForm) -> Any:

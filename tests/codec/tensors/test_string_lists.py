@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, STEP_ELEMENTS, WINDOW_BYTES
-from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of, nested

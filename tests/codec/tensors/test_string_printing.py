@@ -8,14 +8,14 @@ import orjson
 import pytest
 
 from gateway.codec.tensors.elements import STEP_ELEMENTS, check_elements
-from gateway.codec.tensors.string_printing import base64_pieces, text_pieces
+from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from tests.codec.make_pairs import blob_of
 from tests.codec.walk import ODD_TEXTS, with_odd_text
 
 
 def test_pieces_of_text_stay_small_for_the_worst_characters() -> None:
     for texts in (["\x01" * 3_000_000], ["\x01" * 50_000] * 20, [""] * 200_000):
-        pieces = list(text_pieces(memoryview(blob_of(texts))))
+        pieces = list(string_pieces(memoryview(blob_of(texts)), StringForm.TEXT))
         assert max(map(len, pieces)) <= 1024 * 1024
         assert json.loads(b"[" + b"".join(pieces) + b"]") == texts
 
@@ -26,7 +26,7 @@ def test_odd_string_among_many_is_written_like_others(odd: str) -> None:
     blob = memoryview(blob_of(elements))
     for _ in check_elements(blob, len(elements), "input 'x'", utf8=True):
         pass
-    assert orjson.loads(b"[%b]" % b"".join(text_pieces(blob))) == elements
+    assert orjson.loads(b"[%b]" % b"".join(string_pieces(blob, StringForm.TEXT))) == elements
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -43,8 +43,8 @@ def test_strings_of_any_lengths_and_characters_are_written_in_windows(seed: int)
         blob = memoryview(blob_of(texts))
         for _ in check_elements(blob, len(texts), "input 'x'", utf8=True):
             pass
-        assert json.loads(b"[" + b"".join(text_pieces(blob)) + b"]") == texts
-        encoded = json.loads(b"[" + b"".join(base64_pieces(blob)) + b"]")
+        assert json.loads(b"[" + b"".join(string_pieces(blob, StringForm.TEXT)) + b"]") == texts
+        encoded = json.loads(b"[" + b"".join(string_pieces(blob, StringForm.BASE64)) + b"]")
         assert [base64.b64decode(text).decode() for text in encoded] == texts
 
 
@@ -52,14 +52,14 @@ def test_mark_among_strings_with_escapes_is_printed_as_it_is() -> None:
     """The mark that stands between strings printed as one must not be taken from an element."""
     elements = ["a"] * 20 + ["\x7f___", 'b"'] + ["c"] * 20
     blob = memoryview(blob_of(elements))
-    assert json.loads(b"[" + b"".join(text_pieces(blob)) + b"]") == elements
+    assert json.loads(b"[" + b"".join(string_pieces(blob, StringForm.TEXT)) + b"]") == elements
 
 
 @pytest.mark.parametrize("text", ["", "a", 'b"\x7f'])
 def test_elements_that_are_printed_one_by_one_are_few_in_each_step(text: str) -> None:
     n_elements = 4 * STEP_ELEMENTS + 6
     blob = memoryview(blob_of(['"\x7f', text] * (n_elements // 2)))
-    for pieces in (list(text_pieces(blob)), list(base64_pieces(blob))):
+    for pieces in (list(string_pieces(blob, StringForm.TEXT)), list(string_pieces(blob, StringForm.BASE64))):
         strings = json.loads(b"[" + b"".join(pieces) + b"]")
         assert len(strings) == n_elements
         assert strings[-1] in (text, base64.b64encode(text.encode()).decode())

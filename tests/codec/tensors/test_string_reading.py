@@ -11,11 +11,11 @@ import pytest
 from tritonclient.utils import deserialize_bytes_tensor
 
 from gateway.codec import BytesPolicy, TensorPolicy
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors import string_reading
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.elements import WINDOW_BYTES, append_strings, joined_blobs
-from gateway.codec.tensors.pieces import PIECE_BYTES
-from gateway.codec.tensors.string_printing import text_pieces
+from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.codec.tensors.string_reading import BLOB_BYTES, BytesSink
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
@@ -116,13 +116,13 @@ def test_every_cut_in_two_of_strings_with_escapes_reads_the_same() -> None:
         (b"[true]", "expected a string"),
         (b"[{}]", "expected a string"),
         (b"[NaN]", "expected a string"),
-        (b'["a",]', "expected a string"),
-        (b'[,"a"]', "expected a string"),
-        (b'["a",,"b"]', "expected a string"),
-        (b'["a" "b"]', "expected a comma or a bracket after element 0"),
-        (b'["a"["b"]]', "expected a comma or a bracket"),
-        (b'[["a",],["b"]]', "expected a string"),
-        (b'["a"}', "expected a comma or a bracket"),
+        (b'["a",]', "not JSON|not UTF-8"),
+        (b'[,"a"]', "not JSON|not UTF-8"),
+        (b'["a",,"b"]', "not JSON|not UTF-8"),
+        (b'["a" "b"]', "element 0, or one behind it, is not JSON: Expecting ',' delimiter"),
+        (b'["a"["b"]]', "not JSON|not UTF-8"),
+        (b'[["a",],["b"]]', "not JSON|not UTF-8"),
+        (b'["a"}', "brackets do not match"),
         (b'"a"', "data must be an array"),
         (b"null", "data must be an array"),
         (b"5", "data must be an array"),
@@ -300,23 +300,23 @@ def test_run_that_is_all_odd_is_read_and_written_like_others(odd: str) -> None:
     elements = [odd] * 20_000
     answer = one_output(json.dumps(elements, separators=(",", ":")), "BYTES", "[20000]")
     assert only_blob(answer, 50_000) == blob_of(elements)
-    assert json.loads(b"[" + b"".join(text_pieces(memoryview(blob_of(elements)))) + b"]") == elements
+    assert json.loads(b"[" + b"".join(string_pieces(memoryview(blob_of(elements)), StringForm.TEXT)) + b"]") == elements
 
 
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        (b'"\\ud800"', "not JSON"),
-        (b'"a\nb"', "not JSON"),
-        (b'"\xff"', "not JSON"),
-        (b'"\xc3","\xa9"', "not JSON"),
-        (b'"\\x"', "not JSON"),
+        (b'"\\ud800"', "not JSON|not UTF-8"),
+        (b'"a\nb"', "not JSON|not UTF-8"),
+        (b'"\xff"', "not JSON|not UTF-8"),
+        (b'"\xc3","\xa9"', "not JSON|not UTF-8"),
+        (b'"\\x"', "not JSON|not UTF-8"),
         (b"1", "expected a string, got 1$"),
         (b"null", "expected a string, got null$"),
-        (b'"a" "b"', "expected a comma or a bracket"),
-        (b'"a";"b"', "expected a comma or a bracket"),
-        (b'"a"""', "expected a comma or a bracket"),
-        (b'"a",,"b"', "expected a string, got ',"),
+        (b'"a" "b"', "not JSON|not UTF-8"),
+        (b'"a";"b"', "not JSON|not UTF-8"),
+        (b'"a"""', "not JSON|not UTF-8"),
+        (b'"a",,"b"', "not JSON|not UTF-8"),
         (b'["a"]', "nested"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.codec import TensorPolicy
-from gateway.codec.tensors.pieces import PIECE_BYTES
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.v2.requests import entry, header_of, parsed, sent
 from tests.codec.walk import backend_json, parse_request, parsing

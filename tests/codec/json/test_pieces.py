@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.codec.tensors.pieces import PIECE_BYTES, beginning, check_cut, check_utf8, string_part
+from gateway.codec.json.pieces import PIECE_BYTES, beginning, check_cut, check_utf8, string_part
 from gateway.errors import CodecError
 
 
