@@ -11,7 +11,7 @@
     SERVING   the reply is complete              IDLE, or CLOSING if no other request may follow,
                                                  or DROPPING if the body has not come to its end
     DROPPING  the rest of the body               DROPPING, within bounds; then as behind SERVING
-    any       the end of the connection          CLOSED: whatever is under way is cancelled
+    any       the end of the connection          CLOSING: whatever is under way is cancelled
 
 One task serves the requests of a connection, one after the other. A client that only shuts down its sending side counts
 as gone, as it does with nginx: on the wire it looks the same as a client that has closed, whose request must not go on
@@ -61,7 +61,6 @@ class State(Enum):
     SERVING = auto()
     DROPPING = auto()
     CLOSING = auto()
-    CLOSED = auto()
 
 
 class ClientConnection(Connection):
@@ -273,7 +272,7 @@ class ClientConnection(Connection):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio: the current request and the task are cancelled."""
-        self.state = State.CLOSED
+        self.state = State.CLOSING
         self.out.close()
         if self.serving is not None:
             self.serving.fail(client_left())
@@ -310,21 +309,23 @@ class ClientConnection(Connection):
             self.out.reset()
         elif transport.is_closing() or self.state is State.DROPPING:
             return
-        elif self.state is State.SERVING:
-            assert self.serving is not None
-            if self.serving.fail_if_slow(now_s, limits.body_timeout):
-                self.owner.slow_connections["body_timeout"] += 1
-        elif self.state is State.HEAD or self.is_silent:
-            if now_s - self._since_s >= limits.header_timeout:
-                self._end_late_head(transport)
-        else:
-            limit_s = limits.client_keep_alive
-            if self.serving is not None:  # blank lines have come, which may be the beginning of a head
-                limit_s = min(limit_s, limits.header_timeout)
-            if now_s - self._since_s >= limit_s and not has_unread(transport):
-                self._close()
+        elif self.state is not State.SERVING:
+            self._end_if_late(transport, now_s - self._since_s, limits)
+        elif self.serving is not None and (words := self.serving.upload.find_slowness(now_s, limits.body_timeout)):
+            self.owner.slow_connections["body_timeout"] += 1
+            words = f"the client sent its body too slowly: {words} (limits.body_timeout)"
+            self.serving.fail(GatewayError(ErrorKind.SLOW_CLIENT, words))
 
-    def _end_late_head(self, transport: asyncio.Transport) -> None:
-        if not (self.is_silent and has_unread(transport)):
+    def _end_if_late(self, transport: asyncio.Transport, waited_s: float, limits: Limits) -> None:
+        """End the connection if a head has not come for *waited_s*; bytes that wait in the kernel are read first."""
+        is_due = self.state is State.HEAD or self._is_first  # else another request is welcome, and nothing more
+        limit_s = limits.header_timeout if is_due else limits.client_keep_alive
+        if self.serving is not None:  # at least blank lines have come, which may be the beginning of a head
+            limit_s = min(limit_s, limits.header_timeout)
+        if waited_s < limit_s or (self.state is State.IDLE and has_unread(transport)):
+            return
+        if is_due:
             self.owner.slow_connections["header_timeout"] += 1
             transport.abort()
+        else:
+            self._close()

@@ -142,13 +142,8 @@ async def _bind_tcp(address: Address, *, is_shared: bool) -> socket.socket:
     return bound
 
 
-async def bind_shared(address: Address) -> socket.socket:
-    """A socket for a worker on a port that was reserved with `reserve`. Raises `OSError` that names the address."""
-    return await bind(address, is_shared=True)
-
-
 async def reserve(address: Address) -> socket.socket:
-    """Reserve the port of *address* for workers, which each get a socket from `bind_shared`.
+    """Reserve the port of *address* for workers, which each `bind` a socket that is shared.
 
     For a `unix:` address it is a socket that listens, which all workers inherit. `release` it at the end. Raises
     `OSError` that names the address.

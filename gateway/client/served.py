@@ -122,20 +122,3 @@ class Served(Incoming):
         finally:
             self.waiter = None
             self.upload.end_waiting(client.time())
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether more of the body is waited for at the moment."""
-        return self.upload.is_awaited
-
-    def fail_if_slow(self, now_s: float, limit_s: float) -> bool:
-        """Let the current read raise SLOW_CLIENT if the client is too slow; True if it is.
-
-        Only the time in which the gateway waits for the client counts.
-        """
-        words = self.upload.find_slowness(now_s, limit_s)
-        if words is None:
-            return False
-        words = f"the client sent its body too slowly: {words} (limits.body_timeout)"
-        self.fail(GatewayError(ErrorKind.SLOW_CLIENT, words))
-        return True

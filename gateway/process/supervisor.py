@@ -149,7 +149,7 @@ class Supervisor(Running):
         try:
             for address, holder in self._reserved:
                 # a `unix:` address cannot be bound a second time
-                given.append(holder.dup() if address.is_unix else await listeners.bind_shared(address))
+                given.append(holder.dup() if address.is_unix else await listeners.bind(address, is_shared=True))
             process = await self._exec(*(each.fileno() for each in given))
         except BaseException:
             own.close()

@@ -221,7 +221,7 @@ def _waits_for_body(running: Running) -> bool:
     """Whether the handler of the only connection has read what has come of its body, and waits for more."""
     (protocol,) = running.server.connections
     assert isinstance(protocol, ClientConnection)
-    return protocol.serving is not None and protocol.serving.is_awaited
+    return protocol.serving is not None and protocol.serving.upload.is_awaited
 
 
 async def test_a_body_that_breaks_while_an_earlier_request_is_served_fails_its_own_request_only() -> None:

@@ -263,7 +263,7 @@ async def test_time_between_two_reads_of_the_gateway_is_not_the_clients() -> Non
         await looked_at(served)
         reading = asyncio.ensure_future(anext(chunks))
         assert protocol.serving is not None
-        while not protocol.serving.is_awaited:
+        while not protocol.serving.upload.is_awaited:
             await asyncio.sleep(0)
         protocol.look(served.server.time(), served.server.limits)
         waits.set()
@@ -281,7 +281,7 @@ async def test_time_between_two_reads_of_the_gateway_is_not_the_clients() -> Non
 def waits_for_a_body(connection: object) -> bool:
     """Whether more of a request's body is waited for on *connection*."""
     assert isinstance(connection, ClientConnection)
-    return connection.serving is not None and connection.serving.is_awaited
+    return connection.serving is not None and connection.serving.upload.is_awaited
 
 
 async def test_time_in_which_the_gateway_stands_still_is_not_the_clients() -> None:

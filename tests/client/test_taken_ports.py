@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.client.listeners import ACCEPTS_AT_ONCE, bind, bind_shared, release, reserve
+from gateway.client.listeners import ACCEPTS_AT_ONCE, bind, release, reserve
 from gateway.config import Address
 from gateway.demo import JsonServer
 from tests.test_cli import process, url_in_line
@@ -30,7 +30,7 @@ async def before_workers_listen(address: Address) -> list[socket.socket]:
 async def with_workers(address: Address) -> list[socket.socket]:
     workers = [await reserve(address)]
     for _ in range(2):
-        workers.append(await bind_shared(address))
+        workers.append(await bind(address, is_shared=True))
         workers[-1].listen()
     return workers
 
@@ -73,14 +73,14 @@ async def test_the_reserved_socket_gets_no_connections_and_workers_get_all(port:
     reserved = await reserve(address)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
-    worker = await bind_shared(address)
+    worker = await bind(address, is_shared=True)
     worker.listen()
     worker.setblocking(False)
     for _ in range(ACCEPTS_AT_ONCE):
         with socket.create_connection(("127.0.0.1", port)):
             worker.accept()[0].close()
     worker.close()
-    release(await bind_shared(address))  # one that replaces it
+    release(await bind(address, is_shared=True))  # one that replaces it
     release(reserved)
 
 
@@ -104,7 +104,7 @@ async def test_a_port_is_free_again_at_once_although_connections_to_it_were_clos
 async def test_a_port_that_the_kernel_chooses_can_be_shared_by_workers() -> None:
     reserved = await reserve(Address("127.0.0.1:0"))
     port = reserved.getsockname()[1]
-    workers = [await bind_shared(Address(f"127.0.0.1:{port}")) for _ in range(2)]
+    workers = [await bind(Address(f"127.0.0.1:{port}"), is_shared=True) for _ in range(2)]
     assert {each.getsockname() for each in workers} == {("127.0.0.1", port)}
     for each in (*workers, reserved):
         release(each)
