@@ -233,7 +233,11 @@ class ClientBody:
         return b"".join(pieces)
 
     async def _read(self) -> bytes:
-        """`Served.read_more`, with bytes counted in the exchange."""
+        """`Served.read_more`, with bytes counted in the exchange. Others run between two pieces, if they have come."""
+        if self.at_end:
+            return b""
+        if self._exchange.client_request_bytes:
+            await self._pacer.breathe()
         chunk = await self._connection.read_more()
         self._exchange.client_request_bytes += len(chunk)
         return chunk
@@ -244,15 +248,9 @@ class ClientBody:
         return self._connection.is_read
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The rest of the body as it arrives, counted. Other requests run between chunks, even if all have arrived.
-
-        Raises as `Served.read_more` does.
-        """
+        """The rest of the body as it arrives, counted. Raises as `Served.read_more` does."""
         while chunk := await self._read():
             yield chunk
-            if self.at_end:
-                return
-            await self._pacer.breathe()
 
 
 def _plan_look(admission: Admission, loop: asyncio.AbstractEventLoop) -> None:

@@ -99,15 +99,11 @@ class Reply:
             await self.end()
             return
         head = self._head(status, headers, n_bytes, reason, lines)
-        out = self._connection.out
-        if self._is_bodiless:
-            out.write(head)
-        else:
-            out.write(b"".join([head, *buffers]))
+        if not self._is_bodiless:
+            head = b"".join([head, *buffers])
             self._exchange.client_response_bytes = n_bytes
-        if out.is_behind:
-            await out.drain()
-        self.is_complete = True
+        self._connection.out.write(head)
+        await self.complete()
 
     async def begin(self, status: int, headers: Pairs, length: int | None, reason: str = "", lines: str = "") -> None:
         """Send the head of a reply whose body is written in pieces; *length* None: in chunks.

@@ -23,6 +23,8 @@ from gateway.policy.crossing import UNIX_PEER
 ABSOLUTE = re.compile(r"https?://(?:[^/?#]*@)?([^/?#]+)", re.IGNORECASE)
 """The beginning of a target in absolute form; group 1 is the authority without the user."""
 
+_UNDECODABLE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8 (surrogateescape)
+
 MAX_CONTENT_LENGTH = 2**63 - 1
 """The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
 
@@ -157,20 +159,11 @@ def _target_fault(target: str) -> GatewayError | None:
 def find_encoding_fault(target: str, headers: Headers) -> GatewayError | None:
     """The error for a header value or target that is not UTF-8; None if all are."""
     for name, value in headers.pairs:
-        if _is_undecodable(value):
+        if _UNDECODABLE.search(value):
             return _fault(f"header {name[:64]!r} holds bytes that are not UTF-8")
-    if _is_undecodable(target):
+    if _UNDECODABLE.search(target):
         return _fault("the target of the request holds bytes that are not UTF-8")
     return None
-
-
-def _is_undecodable(text: str) -> bool:
-    """Whether *text* was decoded with surrogateescape from bytes that are not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _fault(message: str, status: int | None = None) -> GatewayError:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from gateway.client.outgoing import NOBODY, Outgoing, client_left
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import Heads, Incoming, MalformedError, Phase
-from gateway.pacing import Pacer
 from gateway.policy.slowness import Upload
 from gateway.waiting import Waiter, wake_soon
 
@@ -27,7 +26,6 @@ class Served(Incoming):
     __slots__ = (
         "_client",
         "_failure",
-        "_pacer",
         "is_answered",
         "is_expecting",
         "keeps_alive",
@@ -48,7 +46,6 @@ class Served(Incoming):
         self.is_expecting = False
         """Whether the client waits for `100 Continue` before it sends its body."""
         self._failure: Exception | None = None
-        self._pacer: Pacer | None = None  # of a chunked body
         self.upload = Upload()
         """How fast the body comes."""
         self.waiter: Waiter | None = None
@@ -80,11 +77,6 @@ class Served(Incoming):
         slowly (`limits.body_timeout`); `ConnectionError` if the client left.
         """
         while True:
-            if self.phase is Phase.CHUNKED and self.unread_bytes:
-                # decoding many tiny chunks is much work, so it is paced
-                if self._pacer is None:
-                    self._pacer = Pacer()
-                await self._pacer.breathe()
             if (chunk := self.read_arrived()) or self.is_read:
                 return chunk
             if not self.unread_bytes:
