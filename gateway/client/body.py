@@ -102,7 +102,7 @@ class ClientBody:
         until_s, connection = began_s + MAX_WAIT_S, self._connection
         claim = Claim(reservation, n_bytes, n_slots, until_s, lambda: connection.has_arrived, verdict.set)
         if admission.wait(claim, began_s):
-            _plan_look(admission, loop)
+            admission.looking = admission.looking or loop.create_task(_look(admission))
             try:
                 await verdict.wait()
             finally:
@@ -253,23 +253,14 @@ class ClientBody:
             yield chunk
 
 
-def _plan_look(admission: Admission, loop: asyncio.AbstractEventLoop) -> None:
-    """Let `Admission.look` be called while claims wait, as soon as all bytes that clients have sent are counted.
-
-    Bytes of this turn of the loop are counted in the next. If the loop stood still, more bytes wait in the kernel.
-    """
-    at_s = admission.plan_look(loop.time())
-    if at_s is None:
-        return
-
-    def look() -> None:
-        admission.look_as_planned(loop.time())
-        _plan_look(admission, loop)
-
-    def begin() -> None:
-        if loop.time() > at_s + LOOK_S:
-            loop.call_later(LOOK_S, look)
-        else:
-            loop.call_soon(look)
-
-    loop.call_at(at_s, begin)
+async def _look(admission: Admission) -> None:
+    """Let `Admission.look` decide about the claims as long as some wait."""
+    loop = asyncio.get_running_loop()
+    try:
+        while admission.waiting:
+            due_s = loop.time() + LOOK_S
+            await asyncio.sleep(LOOK_S)
+            if loop.time() < due_s + LOOK_S:  # else the loop stood still, and bytes of clients wait in the kernel
+                admission.look(loop.time())
+    finally:
+        admission.looking = None

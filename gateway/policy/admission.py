@@ -52,8 +52,9 @@ class Admission:
         self.uploads: set[Reservation] = set()
         """Those of bodies that are read as they come."""
         self._unread_bytes = 0
-        self._look_at_s: float | None = None
-        self._looked_at_s = self._none_slow_until_s = float("-inf")
+        self.looking: object = None
+        """What calls `look` every `LOOK_S` while claims wait; None while none does."""
+        self._none_slow_until_s = float("-inf")
 
     @property
     def held_bytes(self) -> int:
@@ -97,21 +98,8 @@ class Admission:
         if claim.is_granted is None:
             self.waiting.remove(claim)
 
-    def plan_look(self, now_s: float) -> float | None:
-        """When to call `look_as_planned` next; None if no claim waits, or if the call is planned already."""
-        if not self.waiting or self._look_at_s is not None:
-            return None
-        self._look_at_s = max(now_s, self._looked_at_s + LOOK_S)
-        return self._look_at_s
-
-    def look_as_planned(self, now_s: float) -> None:
-        """Call `look`, at the time that `plan_look` gave."""
-        self._look_at_s = None
-        self.look(now_s)
-
     def look(self, now_s: float) -> None:
         """Decide about all waiting claims: end slow uploads where a claim then fits, refuse claims that cannot fit."""
-        self._looked_at_s = now_s
         self.waiting.sort(key=_rank)
         slow = _Slow(self.uploads, now_s)
         for claim in self.waiting.copy():

@@ -323,21 +323,6 @@ def test_what_is_freed_for_a_claim_in_several_looks_is_not_taken_by_uploads_that
     assert any(each.is_granted for each in beginning)
 
 
-def test_looks_are_planned_once_while_anybody_waits() -> None:
-    attacked = Attacked()
-    admission = attacked.admission
-    assert admission.plan_look(NOW_S) is None
-    attacked.upload("a", 15 * MIB, 0.5, 0)
-    claim = attacked.claim(MIB)
-    assert admission.plan_look(NOW_S) == NOW_S
-    assert admission.plan_look(NOW_S) is None
-    admission.look_as_planned(NOW_S)
-    assert admission.plan_look(NOW_S) == NOW_S + LOOK_S
-    admission.look_as_planned(NOW_S + LOOK_S)
-    admission.leave(claim)
-    assert admission.plan_look(NOW_S + 1) is None
-
-
 def test_an_upload_that_is_ended_learns_its_rate_and_the_reason() -> None:
     attacked = Attacked()
     attacked.upload("a", 15 * MIB, 3, SLOW)
