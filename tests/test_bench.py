@@ -146,7 +146,7 @@ def test_wrong_values_in_traffic_are_noticed_on_either_side_of_the_gateway(tmp_p
     [
         ("Handle._run (asyncio/events.py:78)", steps.LOOP),
         ("ClientConnection.data_received (gateway/client/connection.py:1);feed (gateway/http1.py:2)", steps.LOOP),
-        ("Reply.whole (gateway/client/reply.py:1);Outgoing.write (gateway/client/outgoing.py:2)", steps.CLIENT),
+        ("Reply.whole (gateway/client/reply.py:1);Outgoing.write (gateway/client/peers.py:2)", steps.CLIENT),
         ("Gateway.handle (gateway/serving/gateway.py:1);pick (gateway/policy/routing.py:2)", steps.ROUTING),
         (
             "infer (gateway/serving/inference.py:1);check (gateway/codec/v2/request.py:2);dumps (orjson.py:3)",

@@ -18,7 +18,7 @@ as gone, as it does with nginx: on the wire it looks the same as a client that h
 at the backend.
 
 Not here: accepting (`listeners`), all connections together (`server`), one request and its access to the connection
-(`served`), and bytes that wait to be sent (`outgoing`).
+(`served`), and bytes that wait to be sent (`peers`).
 """
 
 import asyncio
@@ -27,10 +27,9 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from gateway.client.outgoing import client_left
+from gateway.client.peers import Connection, client_left
 from gateway.client.request import ClientRequest, read_request
 from gateway.client.served import DROP_BYTES, DROP_S, Served
-from gateway.client.watching import Connection
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers

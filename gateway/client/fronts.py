@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from gateway.client.connection import ClientConnection
-from gateway.client.watching import Connection
+from gateway.client.peers import Connection
 from gateway.config import Address, Config
 
 

@@ -10,8 +10,8 @@ import stat
 from contextlib import suppress
 
 from gateway.client.connection import ClientConnection
+from gateway.client.peers import Connection
 from gateway.client.server import Server
-from gateway.client.watching import Connection
 from gateway.config import Address
 from gateway.policy.quiet import OncePerInterval
 

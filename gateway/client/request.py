@@ -4,21 +4,19 @@
 (`connection`), reading from it (`body`) and writing to it (`reply`).
 """
 
-import asyncio
 import random
 import re
-import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from aiohttp.http import RawRequestMessage, RawResponseMessage
 
+from gateway.client.peers import Peer
 from gateway.client.served import Served
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
 from gateway.http1 import Phase
-from gateway.policy.crossing import UNIX_PEER
 
 ABSOLUTE = re.compile(r"https?://(?:[^/?#]*@)?([^/?#]+)", re.IGNORECASE)
 """The beginning of a target in absolute form; group 1 is the authority without the user."""
@@ -33,26 +31,6 @@ MAX_DIGITS = 20
 
 MAX_REQUEST_ID = 128
 """The longest `X-Request-Id` of a client that is kept, in characters."""
-
-
-class Peer(NamedTuple):
-    """The other end of a connection."""
-
-    address: str
-    """The client's address, or `UNIX_PEER`."""
-    scheme: str
-    """`https` on a connection with TLS, else `http`."""
-
-
-def peer_of(transport: asyncio.BaseTransport) -> Peer:
-    """The peer of *transport*."""
-    peername = transport.get_extra_info("peername")
-    address = "unknown"
-    if isinstance(peername, tuple):
-        address = str(peername[0])
-    elif transport.get_extra_info("socket").family == socket.AF_UNIX:
-        address = UNIX_PEER
-    return Peer(address, "http" if transport.get_extra_info("sslcontext") is None else "https")
 
 
 class ClientRequest(msgspec.Struct, eq=False):

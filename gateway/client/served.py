@@ -6,7 +6,7 @@ Not here: when the connection is read, and bytes behind the request (`connection
 import asyncio
 from typing import TYPE_CHECKING
 
-from gateway.client.outgoing import NOBODY, Outgoing, client_left
+from gateway.client.peers import NOBODY, Outgoing, client_left
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import Heads, Incoming, MalformedError, Phase
 from gateway.policy.slowness import Upload

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from gateway import tls
 from gateway.certificates import TlsContext
+from gateway.client.peers import Connection
 from gateway.client.request import ClientRequest
-from gateway.client.watching import Connection
 from gateway.config import Limits
 from gateway.policy.quiet import OncePerInterval
 from gateway.sockets import hung_up

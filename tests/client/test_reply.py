@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.client.body import ClientBody
-from gateway.client.outgoing import Outgoing
+from gateway.client.peers import Outgoing
 from gateway.client.reply import JOIN_BYTES, WRITE_BYTES, Reply
 from gateway.client.request import ClientRequest
 from gateway.errors import ErrorKind, GatewayError

@@ -30,7 +30,7 @@ from gateway.client.grpc.frames import Code, Frames, Http2Error, Patience, Recei
 from gateway.client.grpc.heads import Head, Heads
 from gateway.client.grpc.serving import serve
 from gateway.client.grpc.stream import Stream
-from gateway.client.watching import Connection
+from gateway.client.peers import Connection
 from gateway.config import Limits
 from gateway.pacing import Pacer
 from gateway.sockets import has_unread

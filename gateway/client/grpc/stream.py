@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from gateway.client.grpc.frames import RST_STREAM, STREAM_WINDOW, WINDOW_UPDATE, Buffer, Code
-from gateway.client.outgoing import client_left
+from gateway.client.peers import client_left
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import Pacer

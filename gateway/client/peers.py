@@ -1,9 +1,45 @@
-"""The writing half of a client's connection. Not here: making replies (`reply`), and reading (`connection`)."""
+"""The other end of a client's connection, whatever the protocol: who it is, what is written to it, what is held of it.
+
+Not here: when connections are looked at (`server`), when a client is too slow (`policy.slowness`), and reading
+(`connection`).
+"""
 
 import asyncio
+import socket
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gateway.certificates import HTTP1
+from gateway.config import Limits
+from gateway.policy.crossing import UNIX_PEER
 from gateway.policy.slowness import Backlog
 from gateway.sockets import reset_on_close, unacknowledged_bytes
+
+if TYPE_CHECKING:
+    from gateway.client.server import Server
+
+UNCOUNTED_BYTES = 4 * 1024
+"""A connection that holds no more than this is not counted: the head of an ordinary request, and a small body."""
+
+
+class Peer(NamedTuple):
+    """The other end of a connection."""
+
+    address: str
+    """The client's address, or `UNIX_PEER`."""
+    scheme: str
+    """`https` on a connection with TLS, else `http`."""
+
+    @classmethod
+    def of(cls, transport: asyncio.BaseTransport) -> "Peer":
+        """The peer of *transport*."""
+        peername = transport.get_extra_info("peername")
+        address = "unknown"
+        if isinstance(peername, tuple):
+            address = str(peername[0])
+        elif transport.get_extra_info("socket").family == socket.AF_UNIX:
+            address = UNIX_PEER
+        return cls(address, "http" if transport.get_extra_info("sslcontext") is None else "https")
 
 
 def client_left() -> ConnectionResetError:
@@ -103,3 +139,74 @@ class Outgoing:
 
 NOBODY = Outgoing()
 """The `out` of a request that is over, and must not write to its connection any more."""
+
+
+class Connection(asyncio.Protocol, ABC):
+    """A connection as the server sees it, of any protocol."""
+
+    protocol = HTTP1
+    """The protocol above TLS, by its name in the handshake."""
+
+    def __init__(self, owner: "Server") -> None:
+        """Must be made on a running event loop."""
+        self.owner = owner
+        self.transport: asyncio.Transport | None = None
+        """The transport; None before the connection is open, and when it has ended."""
+        self.peer = Peer("unknown", "http")
+        self.out = Outgoing()
+        self.held_bytes = 0
+        """How many unserved bytes the owner has counted for this connection; 0 for nearly all connections."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio; with TLS this is called after the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.out.open(transport)
+        self.peer = Peer.of(transport)
+        self.owner.opened(self)
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self.out.hold_back()
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self.out.go_on()
+
+    def pause_reading(self) -> None:
+        """Stop reading for now. asyncio then does not notice when the client leaves, but the next look does."""
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def hold(self, n_bytes: int) -> None:
+        """Tell the owner that the connection holds *n_bytes* that were not served yet."""
+        if n_bytes <= UNCOUNTED_BYTES:
+            n_bytes = 0
+        if n_bytes != self.held_bytes and self.transport is not None:
+            self.owner.hold_unread(n_bytes - self.held_bytes)
+            self.held_bytes = n_bytes
+
+    def time(self) -> float:
+        """The clock by which clients are judged, see `Server.time`."""
+        return self.owner.time()
+
+    @property
+    @abstractmethod
+    def is_in_head(self) -> bool:
+        """Whether a part of a request's head has come, which is not served yet."""
+
+    @property
+    @abstractmethod
+    def is_silent(self) -> bool:
+        """Whether nothing has come yet."""
+
+    @abstractmethod
+    def look(self, now_s: float, limits: Limits) -> None:
+        """End the connection if the client is too slow for *limits* (docs/configuration.md, "Limits")."""
+
+    def drain(self) -> None:
+        """Tell the client to send no more requests, if the protocol has a message for it."""
+
+    @abstractmethod
+    def cancel(self) -> "asyncio.Future[Any] | None":
+        """Cancel all current requests, and close; the future is done when they have ended. None if there are none."""
