@@ -198,22 +198,14 @@ def _bind_unix(path: str) -> _UnixSocket:
 
 def _remove_stale(path: str) -> None:
     """Remove a stale socket at *path*. Raises `OSError` if it is in use or is no socket."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise OSError(errno.EEXIST, "a file that is no socket exists there")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-        except BlockingIOError:
-            pass  # its backlog is full
-    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(errno.EEXIST, "a file that is no socket exists there")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            if probe.connect_ex(path) != errno.ECONNREFUSED:  # EAGAIN: somebody listens, and has a full backlog
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        os.unlink(path)
 
 
 def url_of(address: Address, port: int, scheme: str = "http") -> str:

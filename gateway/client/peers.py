@@ -71,11 +71,6 @@ class Outgoing:
         self._transport = transport
 
     @property
-    def is_closing(self) -> bool:
-        """Whether the connection is closed or about to be."""
-        return self._transport is None or self._transport.is_closing()
-
-    @property
     def is_behind(self) -> bool:
         """Whether so much waits to be sent that nothing more should be written before `drain`."""
         return not self._has_room.is_set()

@@ -193,7 +193,7 @@ class Reply:
     def _head(self, status: int, headers: Pairs, length: int | None, reason: str, ready: str) -> bytes:
         """The head of the reply; from here on it has begun."""
         assert not self.has_begun, "a request has one reply"
-        connection, exchange = self._connection, self._exchange
+        exchange = self._exchange
         is_old = self._request.version < (1, 1)
         self._is_bodiless = status in _BODILESS or self._request.method == "HEAD"
         self._is_chunked = length is None and not is_old and not self._is_bodiless
@@ -206,7 +206,7 @@ class Reply:
         if self._timing is not None:
             lines.append(f"Server-Timing: {self._timing(exchange)}")
         self._add_framing(lines, None if status == 204 else length, is_old=is_old)
-        self.has_begun = connection.is_answered = True
+        self.has_begun = True
         exchange.status = status
         if status >= 400 and exchange.error is None:
             exchange.error = ErrorKind.BACKEND_ERROR  # the gateway's own errors are set before

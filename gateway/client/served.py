@@ -26,7 +26,6 @@ class Served(Incoming):
     __slots__ = (
         "_client",
         "_failure",
-        "is_answered",
         "is_expecting",
         "keeps_alive",
         "out",
@@ -41,8 +40,6 @@ class Served(Incoming):
         """Where the reply is written. Must not be kept elsewhere: `leave` replaces it by `NOBODY`."""
         self.keeps_alive = False
         """Whether the connection serves another request after this one; `Reply` may set it to False."""
-        self.is_answered = False
-        """Whether the head of a reply was written."""
         self.is_expecting = False
         """Whether the client waits for `100 Continue` before it sends its body."""
         self._failure: Exception | None = None
