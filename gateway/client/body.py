@@ -182,6 +182,8 @@ class ClientBody:
 
     def _find_coding(self) -> Coding | None:
         """The coding of the body. Raises `GatewayError` for one that is not supported (protocol 7)."""
+        if "content-encoding" not in self._request.headers.first:
+            return None
         try:
             return parse_content_encoding(self._request.headers.joined("content-encoding"))
         except CodecError as error:

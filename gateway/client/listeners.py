@@ -44,7 +44,6 @@ class ClientListener:
         self._server = server
         self._kind = kind
         self._socket: socket.socket | None = None
-        self._paused: asyncio.TimerHandle | None = None
         self._warnings = OncePerInterval()
 
     async def open(self, address: Address, bound: socket.socket | None = None) -> str:
@@ -56,7 +55,7 @@ class ClientListener:
         bound.listen(BACKLOG)
         bound.setblocking(False)
         self._socket = bound
-        self._server.loop.add_reader(bound, self._accept, ACCEPTS_AT_ONCE)
+        self._go_on()
         port = 0 if address.is_unix else bound.getsockname()[1]
         self.url = url_of(address, port, "http" if self._server.tls is None else "https")
         return self.url
@@ -67,8 +66,6 @@ class ClientListener:
             return
         self._server.loop.remove_reader(self._socket)
         self._accept(BACKLOG)
-        if self._paused is not None:
-            self._paused.cancel()
         release(self._socket)
         self._socket = None
 
@@ -98,9 +95,11 @@ class ClientListener:
             )
         assert self._socket is not None
         loop.remove_reader(self._socket)
-        if self._paused is not None:
-            self._paused.cancel()
-        self._paused = loop.call_later(ACCEPT_PAUSE_S, loop.add_reader, self._socket, self._accept, ACCEPTS_AT_ONCE)
+        loop.call_later(ACCEPT_PAUSE_S, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._socket is not None:
+            self._server.loop.add_reader(self._socket, self._accept, ACCEPTS_AT_ONCE)
 
 
 class _UnixSocket(socket.socket):
