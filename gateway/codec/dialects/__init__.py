@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.mlflow import MLflow
-from gateway.codec.dialects.template import TemplateDialect
 from gateway.codec.dialects.tensorflow import TensorFlow
 
-DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (TensorFlow(), MLflow(), TemplateDialect())}
+DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (TensorFlow(), MLflow(), Dialect())}
 """Every dialect besides V2 by its name in the configuration."""

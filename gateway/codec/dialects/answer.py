@@ -106,7 +106,8 @@ class DialectAnswer:
         outputs = list(self._walk.found.values())
         self._check(outputs)
         for output in outputs:
-            yield from output.decode()
+            if output.is_base64:
+                yield from output.decode()
         return (yield from self._reply(outputs))
 
     def _check(self, outputs: list[Output]) -> None:

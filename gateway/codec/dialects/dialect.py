@@ -3,44 +3,50 @@
 Not here: which dialects there are, and sending anything.
 """
 
-from abc import ABC, abstractmethod
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from gateway.codec.dialects.body import Body, WrittenRequest
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription
-from gateway.codec.dialects.paths import AnswerForm
+from gateway.codec.dialects.paths import AnswerForm, find
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import BytesPolicy, Tensor
 from gateway.codec.tensors.string_printing import StringForm
 from gateway.errors import CodecError
 
 
-class Dialect(ABC):
+class Dialect:
     """A value without state. Paths are raw, as they stand in a request; those of models are percent-encoded.
 
-    What a dialect does not say itself is as here: its servers describe no models, and have nothing that tells whether
-    one of them is ready.
+    What a dialect does not say itself is as here, in the dialect `template`: requests and answers are as the
+    configuration describes them, model by model; servers describe no models, and a model is ready when its server is.
     """
 
-    name: str
+    name = "template"
     """What the configuration's `dialect` calls it, and the answer to `GET /v2`, which says nothing else of servers."""
     live_path = ""
     """What a server answers as long as it runs, see `is_live`; empty: the configuration's `health.path`."""
-    is_configured = False
+    is_configured = True
     """Whether only models that the configuration describes can be asked."""
 
     def is_live(self, status: int, text: bytes) -> bool:
         """Whether an answer to `live_path` with *status* and the body *text* comes from a server that runs."""
         return status // 100 == 2
 
-    @abstractmethod
     def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str | None:
-        """Where inferences are sent; None if the dialect has no such thing, as versions.
+        """Where inferences are sent; None if there are no versions, or if one has to be asked for.
 
         *description* is what the configuration says of the model.
         """
+        template = description.template
+        if template is None or ("{version}" in template.path) != (version is not None):
+            return None
+        path = template.path
+        if "{" in path:
+            path = path.replace("{model}", quote(model, safe="")).replace("{version}", quote(version or "", safe=""))
+        return path
 
     def ready_path(self, model: str, version: str | None) -> str | None:
         """What tells whether a model is ready, see `is_ready`; None as for `infer_path`."""
@@ -61,12 +67,13 @@ class Dialect(ABC):
         """
         raise CodecError(f"servers of dialect {self.name!r} do not describe their models")
 
-    @abstractmethod
     def body(self, description: ModelDescription, names: tuple[str, ...], *, has_parameters: bool) -> Body:
         """The body of requests to the model that have inputs of these *names*; *has_parameters*: and parameters too.
 
         Raises `CodecError` if there is none.
         """
+        assert description.template is not None, "only models that are configured are asked"
+        return description.template.body
 
     def string_form(self, request: DialectRequest, tensor: Tensor, encoding: str) -> StringForm:
         """How the elements of *tensor*, which is BYTES, become strings; *encoding* is the model's, empty for none.
@@ -91,16 +98,19 @@ class Dialect(ABC):
             request, lambda tensor: self.string_form(request, tensor, encodings.get("", encodings.get(tensor.name, "")))
         )
 
-    @abstractmethod
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """How the model's answers are put together."""
+        assert description.template is not None, "only models that are configured are asked"
+        return description.template.answer
 
     def error_words(self, text: bytes, description: ModelDescription = UNKNOWN) -> str | None:
         """The reason in the body *text* of an error, where it is not found as in every server's; else None.
 
         *description* is what the configuration says of the model.
         """
-        return None
+        template = description.template
+        words = find(template.error, document_of(text)) if template is not None and template.error else None
+        return words if isinstance(words, str) and words else None
 
 
 def document_of(text: bytes) -> Any:

@@ -28,6 +28,7 @@ class MLflow(Dialect):
     """The dialect `mlflow`."""
 
     name = "mlflow"
+    is_configured = False
     live_path = "/ping"
 
     def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str | None:

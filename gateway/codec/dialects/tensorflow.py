@@ -48,6 +48,7 @@ class TensorFlow(Dialect):
     """The dialect `tensorflow`."""
 
     name = "tensorflow"
+    is_configured = False
     live_path = "/v1/models"
 
     def is_live(self, status: int, text: bytes) -> bool:

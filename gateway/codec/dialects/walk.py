@@ -204,8 +204,9 @@ class Walk:
             lambda members: self._short(node, members.items(), there),
             lambda name: self._long(node, name, text, there),
         )
-        listed = ", ".join(repr(str(name)[:MAX_NAME]) for name in list(there)[:MAX_NAMED])
-        self._note(node, f"has the members {listed}" if there else "has no members", there)
+        if node.outputs:
+            listed = ", ".join([repr(str(name)[:MAX_NAME]) for name in list(there)[:MAX_NAMED]])
+            self._note(node, f"has the members {listed}" if there else "has no members", there)
 
     def _items(self, node: Node, text: ArrivingText) -> Reading[None]:
         """Read a list of which some items are on paths."""
@@ -282,10 +283,10 @@ class Walk:
             self._output(Node(path, output=name))
         yield STEP
 
-        def parse(window: bytes) -> list[Columns]:
+        def parse(window: bytes) -> "list[Columns]":
             return [] if window == b"[]" else [self._texts(row, window)]  # the next row is a long one
 
-        def read_run(runs: list[Columns]) -> Reading[None]:
+        def read_run(runs: "list[Columns]") -> "Reading[None]":
             for n_rows, texts in runs:
                 for name, output in self._columns.items():
                     output.wait(b",".join(texts[name]))

@@ -210,7 +210,7 @@ def read_members(
     members with one name, the last is read last; in one run, only the last is there. Raises `CodecError`.
     """
 
-    def read_member() -> Reading[None]:
+    def read_member() -> "Reading[None]":
         if text.buffer[0] != QUOTE:
             raise CodecError(f"malformed JSON: expected a member, got {excerpt(bytes(text.buffer[:256]))}")
         name = yield from text.string()
