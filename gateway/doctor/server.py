@@ -155,11 +155,11 @@ async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
             f"to the gateway these are {len(found.addresses)} servers, each with connections and probes of its own. It "
             "is one of them that is examined here"
         )
-        for each in at_addresses(endpoint, found.addresses):
-            try:
-                await Asker(each).get("/v2")
-            except NoAnswerError as error:
-                words = f"no answer from {each.addresses[0]}: {error.why}"
+        endpoints = at_addresses(endpoint, found.addresses)
+        answers = await asyncio.gather(*(Asker(each).get("/v2") for each in endpoints), return_exceptions=True)
+        for address, answer in zip(found.addresses, answers, strict=True):
+            if isinstance(answer, NoAnswerError):
+                words = f"no answer from {address}: {answer.why}"
                 report.problem(f"{words}. As long as that lasts, the gateway asks the others")
     return found
 
