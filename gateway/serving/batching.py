@@ -8,27 +8,24 @@ how requests become one, and its answer several (`codec`).
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import Any, cast
 
 import msgspec
 
 from gateway.client.body import ClientBody
-from gateway.client.request import ClientRequest, new_request_id
+from gateway.client.request import new_request_id
 from gateway.codec import Framing, Share, divided, joined, read_share, release
 from gateway.config.schema import Batch
 from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError
 from gateway.exchange import Attempt, Exchange
 from gateway.headers import Headers
 from gateway.pacing import Pacer
-from gateway.plan import Plan
 from gateway.policy.crossing import UNIX_PEER, crossing_of_all
 from gateway.serving.call import Answered, Call
-
-if TYPE_CHECKING:
-    from gateway.serving.gateway import Gateway
 
 Serve = Callable[[Call, Framing, memoryview], Awaitable[Answered | None]]
 """Serves one inference, and returns the client's reply."""
@@ -286,19 +283,10 @@ def _joined_call(first: Call, request_id: str) -> Call:
 
     Fields that name a client or a request are left out, because they differ between the members.
     """
-    asked = first.request
-    request = msgspec.structs.replace(
-        asked,
-        headers=Headers(crossing_of_all(asked.headers.pairs)),
-        peer=UNIX_PEER,
-        content_length=None,
-        has_body=True,
-        connection=None,
-        begin=None,
-        deadline_s=None,
-        front=_joined_front,
-    )
-    exchange = Exchange(
+    call, asked = copy(first), first.request
+    headers = Headers(crossing_of_all(asked.headers.pairs))
+    call.request = request = msgspec.structs.replace(asked, headers=headers, peer=UNIX_PEER, deadline_s=None)
+    call.exchange = exchange = Exchange(
         client=first.exchange.client,
         method=asked.method,
         path=asked.path,
@@ -310,9 +298,10 @@ def _joined_call(first: Call, request_id: str) -> Call:
         is_inference=True,
         trace=first.exchange.trace,
     )
-    call = Call(first.shared, first.serving, request, exchange)
-    call.match, call.sticky_key = first.match, first.sticky_key
-    call.upstream, call.backend = first.upstream, first.backend
+    call.pacer, call.total_at = Pacer(), None
+    # it holds the answer before it is divided, beside what its members hold; the whole answer goes to no client
+    call.body = ClientBody(request, exchange, first.shared.admission, first.plan.limits.request_body, call.pacer)
+    call.reply = cast("Any", SimpleNamespace(has_begun=False))
     return call
 
 
@@ -351,11 +340,3 @@ def _cancel_if_left(task: "asyncio.Task[None]", members: list[Member], _: "async
     """Cancel a batch if all of its clients have left."""
     if all(member.has_left for member in members):
         task.cancel()
-
-
-def _joined_front(
-    request: ClientRequest, exchange: Exchange, shared: "Gateway", plan: Plan, pacer: Pacer
-) -> tuple[ClientBody, SimpleNamespace]:
-    """The memory of a batch beside its members' own: the answer before it is divided. Its whole goes to no client."""
-    body = ClientBody(request, exchange, shared.admission, plan.limits.request_body, pacer)
-    return body, SimpleNamespace(has_begun=False)
