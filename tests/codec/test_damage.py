@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gateway.codec import OutputSelection
+from gateway.codec.json.arriving import RUN_BYTES
 from gateway.codec.json.brackets import WALK_BYTES
-from gateway.codec.json.items import RUN_BYTES
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.number_parsing import LIST_PIECE_BYTES, NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import TOLERANT_PIECE_BYTES

@@ -18,7 +18,7 @@ from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
 from gateway.codec.dialects.output import SETTING, Output, is_short, shown
 from gateway.codec.dialects.paths import AnswerForm, Node, Step
 from gateway.codec.inference import MAX_NAME, HeaderLimits, OutputSelection, label_of
-from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members
+from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
 from gateway.codec.json.brackets import ARRAY, END_ARRAY, OBJECT, QUOTE
 from gateway.codec.json.member_finder import is_key
 from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, parse_objects
@@ -220,10 +220,7 @@ class Walk:
 
         def read_value() -> "Reading[None]":
             nonlocal count
-            name = node.inside[count].output if count in node.inside else None
-            item = ItemText(text, f"item {count} of {node.path}" if name is None else label_of("output", name))
-            yield from self._long(node, count, item, there)
-            item.check_read()
+            yield from self._long(node, count, text, there)
             count += 1
 
         yield from read_items(text, parse_list, read_values, read_value)

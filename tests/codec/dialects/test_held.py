@@ -12,7 +12,7 @@ from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.paths import AnswerForm, members_with_all
 from gateway.codec.dialects.walk import WAITING_BYTES
-from gateway.codec.json.items import RUN_BYTES
+from gateway.codec.json.arriving import RUN_BYTES
 from tests.codec.v2.test_header_steps import check_steps
 from tests.codec.walk import cut
 

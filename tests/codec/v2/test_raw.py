@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.codec import BytesPolicy, HalfPrecision, HeaderLimits, InferRequest, TensorPolicy, run
-from gateway.codec.json.items import RUN_BYTES
+from gateway.codec.json.arriving import RUN_BYTES
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.v2.raw import half_precision_outputs, raw_header, read_raw
 from gateway.errors import CodecError
