@@ -15,14 +15,14 @@ from gateway.telemetry.reading import Reading
 MAX_BYTES = 64 * 1024 * 1024
 """The longest message in bytes: a configuration, or a worker's report."""
 
-Step = Literal["serve", "prepare", "commit", "abort"]
+Step = Literal["serve", "prepare", "commit", "abort", "drain"]
 
 
 class Order(msgspec.Struct, frozen=True):
-    """To a worker: what to do. Each is answered by `Done`, except `abort`."""
+    """To a worker: what to do. `serve`, `prepare` and `commit` are answered by `Done`."""
 
     step: Step
-    """First `serve`, then for each reload `prepare`, which does all that may fail, and `commit` or `abort`."""
+    """First `serve`; for each reload `prepare`, which does all that may fail, and `commit` or `abort`; last `drain`."""
     config: msgspec.Raw = msgspec.Raw(b"null")
     """What to serve by, or what to prepare, as `config.encode` writes it."""
 

@@ -8,7 +8,6 @@ Not here: the worker's own process (`worker`), and the format of messages (`cont
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import sys
 import time
@@ -41,8 +40,6 @@ HANG_S = 5.0
 
 SILENT_S = 3.0
 """How long after its last message a worker counts as hanging; it sends ten a second."""
-
-_OF_TERMINAL = {signal.SIGHUP, signal.SIGINT}
 
 log = logging.getLogger("gateway")
 
@@ -150,7 +147,13 @@ class Supervisor(Running):
             for address, holder in self._reserved:
                 # a `unix:` address cannot be bound a second time
                 given.append(holder.dup() if address.is_unix else await listeners.bind(address, is_shared=True))
-            process = await self._exec(*(each.fileno() for each in given))
+            told, *listening = (each.fileno() for each in given)
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gateway.process.worker", self.name, *map(str, listening)),
+                stdin=told,
+                pass_fds=listening,
+                process_group=0,  # else it would get a terminal's signals, which are for the supervisor
+            )
         except BaseException:
             own.close()
             raise
@@ -168,19 +171,6 @@ class Supervisor(Running):
             await worker.ended()
             raise OSError(f"a worker did not start on {self.config.listen}")
         return worker
-
-    async def _exec(self, told: int, *listening: int) -> asyncio.subprocess.Process:
-        """Start the process of a worker, with the descriptor of its messages (*told*) and those of its listeners."""
-        # blocked until the worker ignores them: a terminal's signals go to all processes, and would end the worker
-        signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINAL)
-        try:
-            return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.process.worker", self.name, *map(str, listening)),
-                stdin=told,
-                pass_fds=listening,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINAL)
 
     async def _join(self, worker: _WorkerProcess) -> bool:
         """Bring *worker* to the current configuration and include it in reloads; False if that fails."""
@@ -252,8 +242,8 @@ class Supervisor(Running):
                     return
                 try:
                     worker = await self._spawn()
-                    if self._is_draining:  # it was still starting when the others got the signal
-                        worker.process.send_signal(signal.SIGTERM)
+                    if self._is_draining:  # it was still starting when the others were told
+                        worker.tell("drain")
                     break
                 except OSError as error:
                     log.error("%s; trying again", error)
@@ -265,9 +255,8 @@ class Supervisor(Running):
             if address.is_unix:
                 # else this socket would go on listening, and clients would wait instead of being refused
                 holder.close()
-        for worker in list(self._workers.values()):
-            with contextlib.suppress(ProcessLookupError):
-                worker.process.send_signal(signal.SIGTERM)
+        for worker in self._workers.values():
+            worker.tell("drain")
         # each worker keeps to the grace itself; twice the grace bounds the wait for a worker that hangs
         shutdown = self.config.shutdown
         if self._minders:

@@ -31,7 +31,7 @@ class _Worker:
         self.stopped = asyncio.Event()
 
     async def run(self, sockets: list[socket.socket]) -> None:
-        """Serve on *sockets* until SIGTERM or the end of the supervisor, then drain."""
+        """Serve on *sockets* until it is told to drain, by SIGTERM too, or the supervisor ends; then drain."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stopped.set)
         obeying: asyncio.Task[None] | None = None
         try:
@@ -51,7 +51,7 @@ class _Worker:
         """Carry out the supervisor's orders of reloads, in their order."""
         prepared: Change | None = None
         try:
-            while (order := await self._channel.receive()) is not None:
+            while (order := await self._channel.receive()) is not None and order.step != "drain":
                 if order.step == "prepare":
                     prepared, answer = await self._prepare(order)
                     self._channel.send(answer)
@@ -84,7 +84,7 @@ class _Worker:
 
 def main() -> None:
     """Run a worker's process; its configuration comes with the first message on standard input."""
-    for number in (signal.SIGHUP, signal.SIGINT):  # of a terminal they go to all processes; the supervisor decides
+    for number in (signal.SIGHUP, signal.SIGINT):  # sent to all processes; the supervisor decides
         signal.signal(number, signal.SIG_IGN)
     name, *inherited = sys.argv[1:]
     sys.exit(asyncio.run(_serve(name, [socket.socket(fileno=int(number)) for number in inherited])))
