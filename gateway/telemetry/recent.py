@@ -142,6 +142,7 @@ class Failures:
         offset_s = time.time() - time.monotonic()
         for exchange in group[-KEPT:]:
             line = line_of(exchange) | {"at_s": offset_s + exchange.started_s + exchange.seconds}
+            line |= {"client": exchange.client_name or exchange.client, "detail": exchange.detail}
             texts = {key: shortened(value, TEXT_CHARACTERS) for key, value in line.items() if isinstance(value, str)}
             self.keep(line | texts)
 
