@@ -166,8 +166,11 @@ class DataPlane:
     async def _expect(self) -> None:
         """Announce what is configured and found to the counting, so that its metrics exist and begin at 0."""
         plan = self.gateway.serving.plan
-        endpoints = [(each.name, state.url) for each in self._upstreams for state in each.endpoints.states]
-        for _ in self.counting.expect(plan.router.names, plan.backends, endpoints, plan.access.names):
+        known: list[tuple[str, ...]] = [("client", name) for name in plan.access.names]
+        known += [("route", name) for name in plan.router.names]
+        known += [("backend", name) for name in plan.backends]
+        known += [("endpoint", state.url, each.name) for each in self._upstreams for state in each.endpoints.states]
+        for _ in self.counting.expect(known):
             await asyncio.sleep(0)
         self.count()
 
