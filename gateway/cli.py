@@ -308,7 +308,6 @@ async def _serve_until_stopped(
         await reloader.stop()
         await look.stop()
         await application.stop()
-        notifier.stop()
 
 
 async def _drain(application: Running) -> int:

@@ -7,6 +7,7 @@ is sent. Not here: when a message is sent (`cli`, `reload`), and how a hanging w
 import asyncio
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -39,9 +40,8 @@ class Notifier:
         """Read systemd's variables, and remove them from the environment: workers must not speak for the service."""
         address = os.environ.pop("NOTIFY_SOCKET", "")
         watchdog_us = os.environ.pop("WATCHDOG_USEC", "")
-        pid = os.environ.pop("WATCHDOG_PID", "")
-        is_meant = watchdog_us.isdecimal() and pid in ("", str(os.getpid()))
-        return cls(address, int(watchdog_us) / 1e6 if is_meant else 0.0)
+        is_meant = os.environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        return cls(address, int(watchdog_us) / 1e6 if is_meant and watchdog_us.isdecimal() else 0.0)
 
     def ready(self, serving: str) -> None:
         """Tell that clients are accepted; *serving*, the status from now on, says at which addresses."""
@@ -65,32 +65,23 @@ class Notifier:
         if self._address and self._watchdog_s:
             self._watchdog = asyncio.create_task(self._prove_alive(stalled))
 
-    def stop(self) -> None:
-        """End the watchdog's task."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-
     async def _prove_alive(self, stalled: Callable[[], str | None]) -> None:
-        before = None
         while True:
-            reason = stalled()
-            if reason is None:
+            if (reason := stalled()) is None:
                 self._tell("WATCHDOG=1")
-            elif reason != before:
+            else:
                 log.error("systemd's watchdog is not told that the gateway is alive: %s", reason)
-            before = reason
             await asyncio.sleep(self._watchdog_s / LOOKS)
 
-    def _tell(self, state: str, status: str | None = None) -> None:
+    def _tell(self, state: str, status: str = "") -> None:
         if not self._address:
             return
-        if status is not None:
+        if status:
             state += f"\nSTATUS={' '.join(status.split())[:STATUS_CHARACTERS]}"
-        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(SEND_S)
-                sender.sendto(state.encode(errors="replace"), address)
+                sender.sendto(state.encode(errors="replace"), re.sub("^@", "\0", self._address))
             self._is_failing = False
         except OSError as error:
             if not self._is_failing:
