@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -72,15 +73,15 @@ class Reloader:
         self._wanted = asyncio.Event()
         self._tried = _digest(file) if file is not None else None
         """Of the content that was loaded, or tried, the last time."""
+        self._tried_s = 0.0
         self._refused = ""
         """Why it was not taken the last time; empty if it was."""
-        self._is_silent = False
-        """Whether the next try repeats a failed one by itself: if it fails the same way, nothing is logged."""
-        self._tasks: list[asyncio.Task[None]] = []
+        self._task: asyncio.Task[None] | None = None
 
     def request(self) -> None:
         """Reload soon. A request during a reload causes another one after it."""
-        self._is_silent = False
+        if self._file is None:
+            log.warning("SIGHUP ignored: there is no file to read again; `serve --config FILE` has one")
         self._wanted.set()
 
     def start(
@@ -94,41 +95,53 @@ class Reloader:
         self._replace = replace
         self._metrics = metrics
         self._on_taken = on_taken
-        self._tasks.append(asyncio.create_task(self._reload_when_wanted()))
-        if watch:
-            self._tasks.append(asyncio.create_task(self._watch()))
+        if self._file is not None:
+            self._task = asyncio.create_task(self._run(self._file, watch=watch))
 
     async def stop(self) -> None:
         """Ignore requests from now on."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
-    async def _reload_when_wanted(self) -> None:
+    async def _run(self, file: Path, *, watch: bool) -> None:
+        """Reload *file* on request, and if its content differs from that of the last try.
+
+        New content must be read twice, so that a file is not loaded while it is being written. Links are followed each
+        time: Kubernetes swaps one in the folder of a ConfigMap. Refused content is tried again every `AGAIN_S`.
+        """
+        before, is_missing = self._tried, False
         while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            self._notifier.reloading()
-            if self._file is None:
-                log.warning("SIGHUP ignored: there is no file to read again; `serve --config FILE` has one")
-            else:
-                await self._reload(self._file)
-            self._notifier.reloaded(self._refused)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), WATCH_S if watch else None)
+            if self._wanted.is_set():
+                self._wanted.clear()
+                await self._reload(file)
+                continue
+            now = None
+            with contextlib.suppress(RuntimeError, MemoryError):  # no thread or no memory for it at this moment
+                now = await asyncio.to_thread(_digest, file)
+            if now is None and not is_missing:
+                log.warning("%s cannot be read; the running configuration stays in use", file)
+            is_missing = now is None
+            is_new = now != self._tried
+            is_due = self._refused and time.monotonic() >= self._tried_s + AGAIN_S
+            if now is not None and now == before and (is_new or is_due):
+                await self._reload(file, known="" if is_new else self._refused)
+            before = now or before
 
-    async def _reload(self, file: Path) -> None:
-        """Try once, and log the result in one line."""
-        is_silent, self._is_silent = self._is_silent, False
-        words = ""
-        before, self._refused = self._refused, ""
+    async def _reload(self, file: Path, known: str = "") -> None:
+        """Try once, and log the result in one line; not if *file* is refused because of what is *known*."""
+        self._notifier.reloading()
+        self._refused = words = ""
         try:
-            # the digest is taken before loading: `_watch` notices a change in between, at worst it loads once too often
+            # the digest is taken before loading: `_run` notices a change in between, at worst it loads once too often
             self._tried = await asyncio.to_thread(_digest, file)
             config = await asyncio.to_thread(_load_again, file)
             kept = await self._replace(config)
         except (ConfigError, OSError) as error:
             self._refused = "; ".join(line.strip() for line in str(error).splitlines())
-            if self._refused != before or not is_silent:
+            if self._refused != known:
                 log.error("not reloaded, the running configuration stays in use: %s", self._refused)
         except Exception as error:
             self._refused = repr(error)
@@ -137,35 +150,9 @@ class Reloader:
             words = f"{', '.join(kept)}: takes effect after a restart" if kept else ""
             announce.info("reloaded %s%s", file, words and f"; {words}")
             self._on_taken(config)
+        self._tried_s = time.monotonic()
         self._metrics.reloaded(is_successful=not self._refused, words=self._refused or words)
-
-    async def _watch(self) -> None:
-        """Request a reload when the content differs from that of the last try.
-
-        New content must be read twice, so that a file is not loaded while it is being written. Links are followed each
-        time: Kubernetes swaps one in the folder of a ConfigMap. Refused content is tried again every `AGAIN_S`.
-        """
-        assert self._file is not None
-        loop = asyncio.get_running_loop()
-        before = self._tried
-        again_s = loop.time() + AGAIN_S
-        is_missing = False
-        while True:
-            await asyncio.sleep(WATCH_S)
-            try:
-                now = await asyncio.to_thread(_digest, self._file)
-            except (RuntimeError, MemoryError):  # no thread or no memory for it at this moment
-                now = None
-            if now is None and not is_missing:
-                log.warning("%s cannot be read; the running configuration stays in use", self._file)
-            is_missing = now is None
-            is_new = now != self._tried
-            is_due = self._refused and loop.time() >= again_s and not self._wanted.is_set()
-            if now is not None and now == before and (is_new or is_due):
-                self.request()
-                self._is_silent = not is_new
-                again_s = loop.time() + AGAIN_S
-            before = now or before
+        self._notifier.reloaded(self._refused)
 
 
 def _load_again(file: Path) -> Config:

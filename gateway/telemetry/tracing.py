@@ -9,7 +9,6 @@ import logging
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 
@@ -72,20 +71,12 @@ class Tracing:
 
     async def close(self) -> None:
         """Send the spans that wait, for `FLUSH_S` at most."""
-        loop = asyncio.get_running_loop()
-        flushed = asyncio.Event()
-
-        def flush() -> None:
-            self._processor.shutdown()  # type: ignore[no-untyped-call]
-            logging.getLogger("opentelemetry").removeHandler(self._complaints)
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(flushed.set)
-
         # a daemon, so that a collector that does not answer cannot keep the process from ending
-        threading.Thread(target=flush, name="last spans", daemon=True).start()
-        try:
-            await asyncio.wait_for(flushed.wait(), FLUSH_S)
-        except TimeoutError:
+        sending = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
+        sending.start()
+        await asyncio.to_thread(sending.join, FLUSH_S)
+        logging.getLogger("opentelemetry").removeHandler(self._complaints)
+        if sending.is_alive():
             log.warning("tracing: spans were dropped: %s did not take them in time", self.settings.endpoint)
 
 
