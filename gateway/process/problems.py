@@ -14,9 +14,6 @@ from gateway.telemetry.access_log import Line
 from gateway.telemetry.metrics import Reload
 from gateway.telemetry.reading import Certificate
 
-SILENT_S = 5.0
-"""How long a worker may have said nothing before that is a problem."""
-
 NEARLY_FULL = 0.9
 """The share of a limit from which on its use is a problem."""
 
@@ -84,18 +81,12 @@ def problems_of(status: Mapping[str, Any], not_ready: str | None, death: Death |
 
 
 def _process_problems(status: Mapping[str, Any], not_ready: str | None, death: Death | None) -> Iterator[Problem]:
-    workers, n_workers, now_s = status["workers"], status["n_workers"], status["now_s"]
-    severity: Severity = "warning" if workers else "critical"
-    for worker in workers:
-        if now_s - worker["answered_s"] > SILENT_S:
-            yield Problem("warning", "gateway", f"Worker {worker['pid']} does not answer", worker["answered_s"])
-    if not_ready is None and len(workers) < n_workers:
-        yield Problem(severity, "gateway", f"{len(workers)} of {n_workers} workers answer")
+    workers = status["workers"]
     if not_ready is not None and not not_ready.startswith("no backend"):  # the backends have lines of their own
-        yield Problem(severity, "gateway", f"Not ready: {not_ready}")
-    if death is not None and now_s - death.at_s < DEATH_SHOWN_S:
+        yield Problem("warning" if workers else "critical", "gateway", f"Not ready: {not_ready}")
+    if death is not None and status["now_s"] - death.at_s < DEATH_SHOWN_S:
         text = f"Worker {death.pid} died with code {death.code}"
-        reason = "it has been replaced" if len(workers) == n_workers else "it is being replaced"
+        reason = "it has been replaced" if len(workers) == status["n_workers"] else "it is being replaced"
         yield Problem("warning", "gateway", text, death.at_s, reason)
 
 

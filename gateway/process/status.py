@@ -49,7 +49,7 @@ def status_of(
         "now_s": time.time(),
         **urls,
         "n_workers": int(config.workers),
-        "workers": [{"pid": each.pid, "started_s": each.started_s, "answered_s": each.at_s} for each in readings],
+        "workers": [{"pid": each.pid, "started_s": each.started_s} for each in readings],
         "last_minute": _last_minute(minute),
         "in_flight": {
             "requests": _added(reading.requests for reading in readings),

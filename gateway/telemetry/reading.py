@@ -78,5 +78,3 @@ class Reading(msgspec.Struct, frozen=True):
     certificates: list[Certificate]
     not_usable: str | None = None
     """Why no request can succeed; None if some backend is usable."""
-    at_s: float = msgspec.field(default_factory=time.time)
-    """The time of the reading, in seconds since 1970."""
