@@ -15,7 +15,7 @@ JSON never exists as a whole. Not here: where outputs stand in an answer (`paths
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 import orjson
+from msgspec import Raw
 
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import NonFinite, Tensor, label_of
@@ -38,6 +39,7 @@ from gateway.codec.tensors.nested_printing import (
 )
 from gateway.codec.tensors.row_printing import Column, row_pieces
 from gateway.codec.tensors.string_printing import StringForm
+from gateway.codec.v2.messages import LATER
 from gateway.errors import CodecError
 
 MAX_DEPTH = 64
@@ -72,27 +74,27 @@ _OWN = ("$parameters", "$id")
 """What stands for something of the request's own."""
 
 
+_LATER, _NULL = Raw(LATER), Raw(b"null")
+
+
 # The language
 
 
 class Place(msgspec.Struct, frozen=True):
     """Where something of a request stands; also in values for `Body` that are no YAML, whatever the input's name is."""
 
-    name: str
+    name: str = ""
     """The input's."""
     operation: str = ""
-    """One of `_INPUT` or `_OWN`; empty for a nested tensor."""
-
-
-class Each(msgspec.Struct, frozen=True):
-    """A list with an item for each row of some inputs."""
-
-    item: "list[Part]"
-    names: Iterable[str]
+    """`$each`, or one of `_INPUT` or `_OWN`; empty for a nested tensor."""
+    item: "Sequence[bytes | Place]" = ()
+    """Of `$each`: what is printed for each row of some inputs."""
+    rows_of: Collection[str] = ()
     """The inputs that are in it."""
 
 
-Part = bytes | Place | Each
+Parts = Sequence[bytes | Place]
+"""Texts and what stands between them."""
 
 
 class Body:
@@ -105,8 +107,8 @@ class Body:
         self._inputs = inputs
         self._found: set[str] = set()
         self._in_rows: dict[str, None] | None = None  # the inputs in the `$each` that is being read, if one is
-        self._depth = 0
-        self._parts = list(self._read(value, ""))
+        self._met: list[Place] = []  # what stands in the text that is being read
+        self._parts = self._parts_of(value, "", 1)
         for name in inputs:
             if name not in self._found:
                 hint = f"; `${name}` is the request's own, so call it something else" if f"${name}" in _OWN else ""
@@ -117,65 +119,56 @@ class Body:
         filling = _Filling(request, strings, {tensor.name: tensor for tensor in request.inputs})
         return WrittenRequest(request, filling.filled(self._parts))
 
-    def _read(self, value: Any, at: str) -> Iterator[Part]:
-        """The text of *value*, and the parts in it."""
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            self.faults[at] = f"nested deeper than {MAX_DEPTH} levels"
-        elif isinstance(value, Place):
-            yield self._place(value.name, "")
-        elif isinstance(value, dict):
-            yield from self._object(value, at)
-        elif isinstance(value, list):
-            yield b"["
-            for index, item in enumerate(value):
-                yield from (b",",) if index else ()
-                yield from self._read(item, f"{at}[{index}]")
-            yield b"]"
-        elif isinstance(value, str) and value.startswith("$") and not value.startswith("$$"):
-            yield self._reference(value, at)
-        else:
-            yield self._constant(value.removeprefix("$") if isinstance(value, str) else value, at)
-        self._depth -= 1
+    def _parts_of(self, value: Any, at: str, depth: int) -> Parts:
+        outside, self._met = self._met, []
+        beginning, *texts_behind = msgspec.json.encode(self._read(value, at, depth)).split(LATER)
+        met, self._met = self._met, outside
+        parts: list[bytes | Place] = [beginning]
+        for place, text in zip(met, texts_behind, strict=True):
+            parts += (place, text)
+        return parts
 
-    def _object(self, value: dict[str, Any], at: str) -> Iterator[Part]:
-        operation = next((key for key in value if key.startswith("$") and not key.startswith("$$")), None)
+    def _read(self, value: Any, at: str, depth: int) -> Any:
+        """*value* as JSON, with `LATER` for all that is in `_met`."""
+        if depth > MAX_DEPTH:
+            return self._fault(at, f"nested deeper than {MAX_DEPTH} levels")
+        if isinstance(value, Place):
+            return self._place(value.name)
+        if isinstance(value, list):
+            return [self._read(item, f"{at}[{index}]", depth + 1) for index, item in enumerate(value)]
+        if isinstance(value, str) and _is_own(value):
+            return self._reference(value, at)
+        if not isinstance(value, dict):
+            return self._constant(value.removeprefix("$") if isinstance(value, str) else value, at)
+        operation = next(filter(_is_own, value), None)
         if operation is not None:
-            yield self._operation(operation, value, at)
-            return
-        before = b"{"
-        for key, item in value.items():
-            yield before + orjson.dumps(key.removeprefix("$")) + b":"
-            yield from self._read(item, f"{at}.{key}")
-            before = b","
-        yield b"}" if value else b"{}"
+            return self._operation(operation, value, f"{at}.{operation}", depth)
+        return {key.removeprefix("$"): self._read(item, f"{at}.{key}", depth + 1) for key, item in value.items()}
 
-    def _operation(self, operation: str, value: dict[str, Any], at: str) -> Part:
-        where = f"{at}.{operation}"
+    def _operation(self, operation: str, value: dict[str, Any], at: str, depth: int) -> Raw:
         if len(value) > 1:
-            return self._fault(where, f"expected `{operation}` alone in its object")
+            return self._fault(at, f"expected `{operation}` alone in its object")
         if operation == "$each":
-            return self._each(value[operation], where)
+            return self._each(value[operation], at, depth)
         if operation not in _INPUT:
             known = ", ".join(("$each", *_INPUT))
-            return self._fault(where, f"unknown; known are {known}, and $$ for a name that begins with $")
+            return self._fault(at, f"unknown; known are {known}, and $$ for a name that begins with $")
         name = value[operation]
         if not isinstance(name, str) or name not in self._inputs:
-            return self._fault(where, f"expected the name of an input: {self._listed()}")
-        place = self._place(name, operation)
+            return self._fault(at, f"expected the name of an input: {self._listed()}")
         datatype, shape = self._inputs[name]
         if operation == "$b64" and (datatype is None or datatype.kind is not Kind.BYTES):
-            return self._fault(where, f"expected an input with `datatype: BYTES`, and `{name}` is none")
+            self._fault(at, f"expected an input with `datatype: BYTES`, and `{name}` is none")
         if operation == "$rows" and shape is not None and len(shape) < (1 if self._in_rows is None else 2):
-            return self._fault(where, f"input `{name}` is a scalar there, which has no rows")
-        return place
+            self._fault(at, f"input `{name}` is a scalar there, which has no rows")
+        return self._place(name, operation)
 
-    def _each(self, item: Any, at: str) -> Part:
+    def _each(self, item: Any, at: str, depth: int) -> Raw:
         if self._in_rows is not None:
             return self._fault(at, "expected no `$each` inside of another one")
         inside: dict[str, None] = {}
         self._in_rows = inside
-        parts = list(self._read(item, at))
+        parts = self._parts_of(item, at, depth + 1)
         self._in_rows = None
         if not inside:
             return self._fault(at, self.faults.get(at, "expected an input in it, such as $x, for its rows"))
@@ -185,34 +178,42 @@ class Body:
         if len(sizes) > 1 or "a scalar" in sizes:
             said = ", ".join(f"`{name}` {size}" for name, size in first.items() if size in sizes)
             self._fault(at, f"expected inputs with the same first dimension: {said}")
-        return Each(parts, inside)
+        return self._meet(Place("", "$each", parts, inside))
 
-    def _reference(self, text: str, at: str) -> Part:
+    def _reference(self, text: str, at: str) -> Raw:
         if text in _OWN:
-            return Place("", text)
-        name = text[1:]
-        if name not in self._inputs:
-            return self._fault(at, f"no such input: {self._listed()}; $parameters and $id are known, $$ is the text $")
-        return self._place(name, "")
+            return self._meet(Place("", text))
+        if text[1:] in self._inputs:
+            return self._place(text[1:])
+        return self._fault(at, f"no such input: {self._listed()}; $parameters and $id are known, $$ is the text $")
 
-    def _place(self, name: str, operation: str) -> Place:
+    def _place(self, name: str, operation: str = "") -> Raw:
         self._found.add(name)
         if self._in_rows is not None:
             self._in_rows[name] = None
-        return Place(name, operation)
+        return self._meet(Place(name, operation))
+
+    def _meet(self, place: Place) -> Raw:
+        self._met.append(place)
+        return _LATER
 
     def _listed(self) -> str:
         return f"there are {', '.join(self._inputs)}" if self._inputs else "`inputs` names none"
 
-    def _constant(self, value: Any, at: str) -> bytes:
-        try:  # not orjson, which refuses integers beyond 64 bits
-            return json.dumps(value, allow_nan=False).encode()
+    def _constant(self, value: Any, at: str) -> Raw:
+        try:  # integers may have more than 64 bits
+            return Raw(json.dumps(value, allow_nan=False).encode())
         except (TypeError, ValueError):
             return self._fault(at, "expected what JSON has: text, a number, true, false or null")
 
-    def _fault(self, at: str, words: str) -> bytes:
+    def _fault(self, at: str, words: str) -> Raw:
         self.faults[at] = words
-        return b"null"
+        return _NULL
+
+
+def _is_own(text: str) -> bool:
+    """Whether *text* is a word of the language, and not a text."""
+    return text.startswith("$") and not text.startswith("$$")
 
 
 # Templates of the gateway's own
@@ -335,15 +336,9 @@ class _Filling(msgspec.Struct, frozen=True):
     strings: Strings
     inputs: Mapping[str, Tensor]
 
-    def filled(self, parts: Iterable[Part], *, in_rows: bool = False) -> "list[Segment]":
+    def filled(self, parts: Parts, *, in_rows: bool = False) -> "list[Segment]":
         """All of *parts*; *in_rows*: inputs stand there with the shape that they have in a row."""
-        segments: list[Segment] = []
-        for part in parts:
-            if isinstance(part, Place):
-                segments.append(self._at(part, in_rows=in_rows))
-            else:
-                segments.append(part if isinstance(part, bytes) else self._each(part))
-        return segments
+        return [part if isinstance(part, bytes) else self._at(part, in_rows=in_rows) for part in parts]
 
     def _input(self, name: str) -> Tensor:
         tensor = self.inputs.get(name)
@@ -351,9 +346,11 @@ class _Filling(msgspec.Struct, frozen=True):
             raise CodecError(f"{label_of('input', name)} is missing: the model's server needs all of its inputs")
         return tensor
 
-    def _at(self, place: Place, *, in_rows: bool) -> "bytes | _Slot":
+    def _at(self, place: Place, *, in_rows: bool) -> "Segment":
         """What stands at *place*."""
         operation = place.operation
+        if operation == "$each":
+            return self._rows(place)
         if operation in _OWN:
             return object_text(self.request.parameters) if operation == "$parameters" else self.request.id or b"null"
         tensor = self._input(place.name)
@@ -371,11 +368,11 @@ class _Filling(msgspec.Struct, frozen=True):
         strings = StringForm.BASE64 if operation == "$b64" else StringForm.TEXT
         if tensor.datatype.kind is Kind.BYTES and operation != "$b64":
             strings = self.strings(tensor)
-        is_float = tensor.datatype.kind is Kind.FLOAT
-        return _Slot(tensor, shape, strings, is_float and self.request.policy.nonfinite is NonFinite.LITERAL)
+        literals = tensor.datatype.kind is Kind.FLOAT and self.request.policy.nonfinite is NonFinite.LITERAL
+        return _Slot(tensor, shape, strings, literals)
 
-    def _each(self, each: Each) -> "_Slot | _Rows":
-        n_rows = _same_rows([self._input(name) for name in each.names])
+    def _rows(self, each: Place) -> "_Slot | _Rows":
+        n_rows = _same_rows([self._input(name) for name in each.rows_of])
         item = self.filled(each.item, in_rows=True)
         slots = [segment for segment in item if isinstance(segment, _Slot)]
         if len(slots) == 1 and not any(segment for segment in item if segment is not slots[0]):
