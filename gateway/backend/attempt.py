@@ -166,10 +166,6 @@ class Answer:
         """The header fields."""
         return self._head.headers
 
-    def transcoded_lines(self) -> str:
-        """The fields for the client if the gateway makes the body anew, as lines of a head; None if there are none."""
-        return self._head.transcoded_lines()
-
     @property
     def content_length(self) -> int | None:
         """How many bytes of body the answer announces; None if it does not say."""

@@ -8,7 +8,6 @@ import re
 from aiohttp.http import RawResponseMessage
 
 from gateway.headers import Headers
-from gateway.policy.crossing import transcoded_to_client
 
 MAX_STATUS = 599
 """The highest status of HTTP (RFC 9110 section 15); statuses that a backend makes up would fill metrics with labels."""
@@ -108,11 +107,3 @@ class AnswerHead:
         elif self.length is not None and self.length > MAX_CONTENT_LENGTH:
             return f"answered with Content-Length {self.length}, at most {MAX_CONTENT_LENGTH} is possible"
         return None
-
-    def transcoded_lines(self) -> str:
-        """The fields for the client if the gateway makes the body anew, as lines of a reply's head.
-
-        They are text with CR LF between them, without `X-Request-Id`, which every reply writes itself.
-        """
-        fields = transcoded_to_client(self.headers)
-        return "\r\n".join([f"{name}: {value}" for name, value in fields if name.lower() != "x-request-id"])

@@ -51,6 +51,7 @@ _NOT_TO_CLIENT_RENAMED = _NOT_TO_CLIENT | {
 _NOT_TO_CLIENT_TRANSCODED = _NOT_TO_CLIENT_RENAMED | {
     "content-encoding", "content-range", "content-type", "last-modified", _HEADER_LENGTH,
 }
+_NOT_IN_LINES = _NOT_TO_CLIENT_TRANSCODED | {"x-request-id"}
 # fmt: on
 
 UNIX_PEER = "unix"
@@ -168,6 +169,14 @@ def renamed_to_client(backend: Headers) -> Fields:
 def transcoded_to_client(backend: Headers) -> Fields:
     """The headers of an answer whose body the gateway has made anew."""
     return _without(backend, _NOT_TO_CLIENT_TRANSCODED)
+
+
+def transcoded_lines(backend: Headers) -> str:
+    """As `transcoded_to_client`, as the lines of a reply's head, with CR LF between them.
+
+    `X-Request-Id` is not among them, because every reply writes it itself.
+    """
+    return "\r\n".join([f"{name}: {value}" for name, value in _without(backend, _NOT_IN_LINES)])
 
 
 def may_name_model(status: int, backend: Headers) -> bool:

@@ -14,7 +14,7 @@ from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, blamed
 from gateway.exchange import Format
 from gateway.pacing import Pacer
-from gateway.policy.crossing import Fields
+from gateway.policy.crossing import Fields, transcoded_lines
 from gateway.serving.batching import serve_batched
 from gateway.serving.call import Answered, Call
 from gateway.serving.foreign import Foreign, dialect_of
@@ -73,7 +73,7 @@ async def _transcoded(call: Call, framing: Framing, body: memoryview) -> tuple[B
             raise await call.backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
         if answer.is_streamed:
             call.let_go(answer, *prepared.request.views, body, *(framing.blobs or ()))
-        return await _decoded(call, answer, prepared), answer.transcoded_lines()
+        return await _decoded(call, answer, prepared), transcoded_lines(answer.headers)
 
     asked = call.asked(headers.transcoded(call.request), json_body, prepared.target, is_read_whole=True)
     return asked, read
