@@ -27,7 +27,7 @@ from gateway.pacing import Pacer
 from gateway.policy.crossing import UNIX_PEER, crossing_of_all
 from gateway.serving.call import Answered, Call
 
-Serve = Callable[[Call, Framing, memoryview], Awaitable[Answered | None]]
+Serve = Callable[[Call, memoryview], Awaitable[Answered | None]]
 """Serves one inference, and returns the client's reply."""
 
 BATCH_BYTES = 8 * 1024 * 1024
@@ -62,7 +62,6 @@ class Member:
     """A request that may go to the server together with others."""
 
     call: Call
-    framing: Framing
     body: memoryview
     share: Share
     kind: Hashable
@@ -74,9 +73,10 @@ class Member:
 
     def move(self) -> None:
         """Replace the client's body by views of the joined blobs, so that the body can be freed."""
-        header = bytes(self.body[: self.framing.header_length])
-        release((self.body, *(self.framing.blobs or ())))
-        self.framing = Framing(len(header), blobs=self.share.blobs)
+        framing = self.call.framing
+        header = bytes(self.body[: framing.header_length])
+        release((self.body, *(framing.blobs or ())))
+        self.call.framing = msgspec.structs.replace(framing, header_length=len(header), blobs=self.share.blobs)
         self.body = memoryview(header)
 
     @property
@@ -85,30 +85,30 @@ class Member:
         return self.verdict.cancelled()
 
 
-async def serve_batched(call: Call, framing: Framing, body: memoryview, serve: Serve) -> Answered | None:
+async def serve_batched(call: Call, body: memoryview, serve: Serve) -> Answered | None:
     """Serve the inference in *body*, which has a header, by *serve*, maybe with others. Raises `GatewayError`."""
     match, lanes = call.match, call.serving.lanes
     model = (match.v2_path.model if match.is_renamed else match.model) or ""
     limits = call.backend.batch(model)
     if limits.max_size == 1:
-        return await serve(call, framing, body)
+        return await serve(call, body)
     call.exchange.batch_rows = 1  # at least; the parser will set the number
     if (call.backend.name, model) in call.serving.unbatched:
-        return await serve(call, framing, body)
+        return await serve(call, body)
     key = call.backend.name, match.path
     share = None
     if key in lanes:
-        share = await call.run_parser(read_share(body, framing, call.plan.header_limits))
+        share = await call.run_parser(read_share(body, call.framing, call.plan.header_limits))
     lane: Lane | None = lanes.get(key)  # again: other requests ran while the body was read
     if lane is None:  # nothing is under way
         lane = lanes[key] = Lane(call, model, limits, serve)
         try:
-            return await serve(call, framing, body)
+            return await serve(call, body)
         finally:
             lane.leave(call)
     if share is None or share.rows >= limits.max_size or share.n_bytes >= BATCH_BYTES:
-        return await serve(call, framing, body)
-    return await lane.join(call, framing, body, share)
+        return await serve(call, body)
+    return await lane.join(call, body, share)
 
 
 class Lane:
@@ -128,15 +128,15 @@ class Lane:
         self._under_way = {call}
         self._waiting: dict[Hashable, list[Member]] = {}
 
-    async def join(self, call: Call, framing: Framing, body: memoryview, share: Share) -> Answered | None:
+    async def join(self, call: Call, body: memoryview, share: Share) -> Answered | None:
         """Serve *call* as part of a batch, or alone if its batch fails or has no other. Raises `GatewayError`."""
         loop = asyncio.get_running_loop()
-        member = Member(call, framing, body, share, _kind_of(call, share), loop.time(), loop.create_future())
+        member = Member(call, body, share, _kind_of(call, share), loop.time(), loop.create_future())
         self._add(member)
         try:
             answered = await call.within_total(member.verdict)
             if answered is None:
-                answered = await self._serve(call, member.framing, member.body)
+                answered = await self._serve(call, member.body)
                 self._note_success(member)
             return answered
         finally:
@@ -257,7 +257,8 @@ async def _answers(members: list[Member], serve: Serve) -> list[Answered | None]
         member.move()
     call = _joined_call(first.call, request_id)
     try:
-        answered = await serve(call, Framing(len(header), blobs=blobs), memoryview(header))
+        call.framing = Framing(len(header), blobs=blobs)
+        answered = await serve(call, memoryview(header))
         assert answered is not None, "a request with blobs becomes JSON"
         reply, crossing = answered
         replies = await call.pacer.run(divided(reply, shares))

@@ -19,7 +19,7 @@ from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
-from gateway.codec import HEADER_LENGTH, error_body, inflated_beginning, release
+from gateway.codec import HEADER_LENGTH, Framing, error_body, inflated_beginning, release
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Attempt, Exchange
@@ -65,6 +65,8 @@ class Call:
     upstream: Upstream
     backend: BackendPlan
     """Where the request goes, once `choose` has found it."""
+    framing: Framing
+    """Where the JSON of an inference ends, and in which form its reply says the same."""
 
     def __init__(self, shared: "Gateway", serving: Serving, request: ClientRequest, exchange: Exchange) -> None:
         """*shared* has the state that all requests share, whatever their plan."""

@@ -16,7 +16,6 @@ from gateway.codec import (
     Dialect,
     DialectAnswer,
     DialectRequest,
-    Framing,
     ModelDescription,
     missing_datatype,
     unfit_input,
@@ -103,15 +102,16 @@ class Foreign:
 
     # The request
 
-    async def prepare(self, body: memoryview, framing: Framing) -> Prepared:
+    async def prepare(self, body: memoryview) -> Prepared:
         """Parse and check the request. Raises `GatewayError`."""
         call, path = self.call, self.path_of(self._infer_path)
         query = call.match.target[len(call.match.path) :]
         target = path + (query if "?" not in path else query.replace("?", "&", 1))
         # a raw request is cut into values by the description
-        described = await self.description(FRESH_S if framing.header_length == 0 else LIFE_S)
-        metadata = v2_metadata(self.model, described.model) if framing.header_length == 0 else b""
-        steps, policy = reading(call, body, framing, metadata), call.backend.tensor_policy
+        is_raw = call.framing.header_length == 0
+        described = await self.description(FRESH_S if is_raw else LIFE_S)
+        metadata = v2_metadata(self.model, described.model) if is_raw else b""
+        steps, policy = reading(call, body, metadata), call.backend.tensor_policy
         self._request = request = await call.run_parser(DialectRequest.parse(steps, policy, call.body.reserve))
         fault = self._fault(described, request)
         if fault is not None and self._is_old(described):

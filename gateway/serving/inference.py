@@ -9,7 +9,7 @@ from functools import partial
 
 from gateway.backend.asking import BackendRequest, Body, Pieces
 from gateway.backend.attempt import Answer, Read
-from gateway.codec import HEADER_LENGTH, WHOLE_BYTES, Coding, Framing, choose_coding, compressed, find_sequence_id
+from gateway.codec import HEADER_LENGTH, WHOLE_BYTES, Coding, choose_coding, compressed, find_sequence_id
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, blamed
 from gateway.exchange import Format
@@ -25,41 +25,39 @@ from gateway.serving.speech import Prepared, prepare
 async def infer(call: Call) -> None:
     """Serve an inference. Raises `GatewayError`."""
     call.exchange.is_inference = True
-    framing = call.body.framing()
+    call.framing = framing = call.body.framing()
     body = sequence_id = None
     if call.match.destination.sticky == "sequence_id":
         body = await call.body.read()
         sequence_id = await call.pacer.run(find_sequence_id(body, framing.header_length))
     call.choose(sequence_id)
     if call.backend.settings.binary != "never" and (await call.upstream.spoken()).binary:
-        answered = await pass_through(call, framing, body, partial(_transcoded, call, framing))
+        answered = await pass_through(call, body, partial(_transcoded, call))
     else:
         if body is None:
             body = await call.body.read()
         if call.backend.batches and framing.header_length:
-            answered = await serve_batched(call, framing, body, _served)
+            answered = await serve_batched(call, body, _served)
         else:
-            answered = await _served(call, framing, body)
+            answered = await _served(call, body)
     if answered is not None:
-        await _reply(call, *answered, framing)
+        await _reply(call, *answered)
 
 
-async def _served(call: Call, framing: Framing, body: memoryview) -> Answered | None:
+async def _served(call: Call, body: memoryview) -> Answered | None:
     """Send the inference in *body* to the backend as JSON, and decode the answer. Raises `GatewayError`."""
-    return await call.send(*await _transcoded(call, framing, body))
+    return await call.send(*await _transcoded(call, body))
 
 
-async def _transcoded(call: Call, framing: Framing, body: memoryview) -> tuple[BackendRequest, Read[Answered | None]]:
+async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Read[Answered | None]]:
     """The request to the backend in JSON, made of *body*, and a function that reads its answer. Raises `GatewayError`.
 
     The function returns the reply; or None for pure JSON that is passed on, since the reply is then written already.
     """
-    exchange, headers = call.exchange, call.backend.headers
+    exchange, headers, framing = call.exchange, call.backend.headers, call.framing
     exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
     dialect = await dialect_of(call)
-    prepared = await (
-        prepare(call, body, framing) if dialect is None else Foreign(call, dialect).prepare(body, framing)
-    )
+    prepared = await (prepare(call, body) if dialect is None else Foreign(call, dialect).prepare(body))
     exchange.upstream_format = Format.JSON
     if prepared is None:  # byte for byte (protocol 3.6)
         # a renamed model's answer must not be compressed, because the gateway replaces the name in it
@@ -167,13 +165,13 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
     return answered
 
 
-async def _reply(call: Call, answered: InferReply, lines: str, framing: Framing) -> None:
+async def _reply(call: Call, answered: InferReply, lines: str) -> None:
     """Send the reply: the JSON header and the blobs without joining them, with the fields in *lines*."""
     headers = Fields()
     if answered.is_binary:
         call.exchange.reply_format = Format.BINARY
         header_bytes = answered.header_bytes
-        headers += (("Content-Type", framing.content_type(header_bytes)), (HEADER_LENGTH, str(header_bytes)))
+        headers += (("Content-Type", call.framing.content_type(header_bytes)), (HEADER_LENGTH, str(header_bytes)))
     else:
         call.exchange.reply_format = Format.JSON
         headers.append(("Content-Type", "application/json"))

@@ -15,7 +15,7 @@ from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.client.reply import JOIN_BYTES
-from gateway.codec import HEADER_LENGTH, Framing, MemberReplacer, find_header_length, with_extension
+from gateway.codec import HEADER_LENGTH, MemberReplacer, find_header_length, with_extension
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Format
 from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
@@ -88,7 +88,6 @@ async def _advertise(call: Call, answer: Answer) -> None:
 
 async def pass_through(
     call: Call,
-    framing: Framing,
     body: memoryview | None,
     transcode: Callable[[memoryview], Awaitable[tuple[BackendRequest, Read[Answered | None]]]],
 ) -> Answered | None:
@@ -98,8 +97,8 @@ async def pass_through(
     makes a JSON request of the whole body, for endpoints that have not said that they read binary; the reply is then
     not sent here, but returned. The first attempt goes to an endpoint that has said so, unless this has just changed.
     """
-    exchange, header_length = call.exchange, framing.header_length
-    body = await _read_first(call, framing, body)
+    exchange, header_length = call.exchange, call.framing.header_length
+    body = await _read_first(call, body)
     held: list[memoryview] = []
     first = b""
     if body is None:
@@ -112,7 +111,7 @@ async def pass_through(
             steps = find_header_length(body, call.plan.header_limits, reserve=call.body.reserve)
             header_length = await call.run_parser(steps)
             call.note_recovered(header_length is not None)
-        held = [body, *(framing.blobs or ())]
+        held = [body, *(call.framing.blobs or ())]
         sent = Body.of(*held)
     exchange.client_format = exchange.upstream_format = Format.JSON if header_length is None else Format.BINARY
     fields = _fields(call, header_length)
@@ -121,7 +120,7 @@ async def pass_through(
         if answer.status >= 300:
             raise await call.backend_error(answer)
         call.let_go(answer, *held)
-        await _pass_back(call, answer, framing)
+        await _pass_back(call, answer)
 
     async def in_json() -> tuple[BackendRequest, Read[Answered | None]]:
         return await transcode(await _whole(call, first) if body is None else body)
@@ -130,14 +129,14 @@ async def pass_through(
     return await call.send(call.asked(fields, sent, is_passed=True), read, in_json)
 
 
-async def _read_first(call: Call, framing: Framing, body: memoryview | None) -> memoryview | None:
+async def _read_first(call: Call, body: memoryview | None) -> memoryview | None:
     """The *body* of an inference that passes, read now if it has to be; None if it streams. Raises `GatewayError`."""
-    header_length, n_bytes = framing.header_length, call.request.content_length
+    header_length, n_bytes = call.framing.header_length, call.request.content_length
     if body is None and (
         "content-encoding" in call.request.headers.first
         or (header_length is None and call.plan.recover_header_length)
         or (n_bytes is not None and n_bytes <= WHOLE_BYTES)
-        or framing.blobs is not None  # it was read with its message
+        or call.framing.blobs is not None  # it was read with its message
     ):
         body = await call.body.read()
     if body is not None:
@@ -170,7 +169,7 @@ def _fields(call: Call, header_length: int | None) -> Fields:
     return [*fields, ("Content-Type", right if is_wrong else said)]
 
 
-async def _pass_back(call: Call, answer: Answer, framing: Framing) -> None:
+async def _pass_back(call: Call, answer: Answer) -> None:
     """Pass the answer to an inference on as it arrives. Raises `GatewayError`."""
     answer.limit(int(call.plan.limits.response_body), "limits.response_body")
     text = answer.headers.get(_HEADER_LENGTH)
@@ -181,12 +180,12 @@ async def _pass_back(call: Call, answer: Answer, framing: Framing) -> None:
     call.exchange.reply_format = Format.BINARY
     header_length = int(text)
     if call.match.is_renamed:
-        await _pass_back_renamed(call, answer, header_length, framing)
+        await _pass_back_renamed(call, answer, header_length)
     else:
-        await stream(call, answer, _said_as_asked(relayed_to_client(answer.headers), header_length, framing))
+        await stream(call, answer, _said_as_asked(call, relayed_to_client(answer.headers), header_length))
 
 
-async def _pass_back_renamed(call: Call, answer: Answer, header_length: int, framing: Framing) -> None:
+async def _pass_back_renamed(call: Call, answer: Answer, header_length: int) -> None:
     """As `_pass_back`, but the JSON before the blobs gets the client's name of the model."""
     answer.refuse_encoded()
     max_bytes = call.plan.header_limits.max_header_bytes
@@ -209,7 +208,7 @@ async def _pass_back_renamed(call: Call, answer: Answer, header_length: int, fra
     if length is not None:
         length += len(header) - header_length
     reply = call.reply
-    await reply.begin(answer.status, _said_as_asked(headers, len(header), framing), length, answer.reason)
+    await reply.begin(answer.status, _said_as_asked(call, headers, len(header)), length, answer.reason)
     await reply.write(header)
     await reply.write(memoryview(begun)[header_length:])
     async for chunk in chunks:
@@ -217,11 +216,11 @@ async def _pass_back_renamed(call: Call, answer: Answer, header_length: int, fra
     await reply.end()
 
 
-def _said_as_asked(headers: Fields, header_length: int, framing: Framing) -> Fields:
+def _said_as_asked(call: Call, headers: Fields, header_length: int) -> Fields:
     """*headers*, with the vendor's Content-Type if the request had one (protocol section 6)."""
-    if framing.media_type is None:
+    if call.framing.media_type is None:
         return headers
-    return [*_without(headers, "content-type"), ("Content-Type", framing.content_type(header_length))]
+    return [*_without(headers, "content-type"), ("Content-Type", call.framing.content_type(header_length))]
 
 
 def _without(fields: Fields, name: str) -> Fields:

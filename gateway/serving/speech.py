@@ -16,7 +16,6 @@ from gateway.backend.metadata import is_undescribed, is_worth_keeping
 from gateway.codec import (
     DialectAnswer,
     DialectRequest,
-    Framing,
     InferAnswer,
     InferRequest,
     RequestReading,
@@ -49,14 +48,14 @@ class Prepared(NamedTuple):
     """The raw path and query for the backend; empty: those of the client."""
 
 
-async def prepare(call: Call, body: memoryview, framing: Framing) -> Prepared | None:
+async def prepare(call: Call, body: memoryview) -> Prepared | None:
     """Parse and check the request; None if it crosses unchanged. Raises `GatewayError`."""
     policy = call.backend.tensor_policy
     # the server's log may have this id as well
     is_own = call.backend.settings.ids == "always"
     own_id = msgspec.json.encode(call.exchange.request_id) if is_own else b""
-    metadata = await _metadata(call) if framing.header_length == 0 else b""
-    steps = reading(call, body, framing, metadata, None if own_id else policy.leave_out)
+    metadata = await _metadata(call) if call.framing.header_length == 0 else b""
+    steps = reading(call, body, metadata, None if own_id else policy.leave_out)
     request = await call.run_parser(InferRequest.parse(steps, policy, own_id))
     if request is None:
         return None
@@ -77,18 +76,16 @@ async def prepare(call: Call, body: memoryview, framing: Framing) -> Prepared | 
     return Prepared(request, request, decoder)
 
 
-def reading(
-    call: Call, body: memoryview, framing: Framing, metadata: bytes, unjudged: Collection[str] | None = None
-) -> RequestReading:
+def reading(call: Call, body: memoryview, metadata: bytes, unjudged: Collection[str] | None = None) -> RequestReading:
     """The steps that read the request in *body*; a raw one by the model's *metadata*.
 
     *unjudged* is that of `read_request`.
     """
-    plan, length = call.plan, framing.header_length
+    plan, length = call.plan, call.framing.header_length
     limits, reserve = plan.header_limits, call.body.reserve
     if length == 0:
         return read_raw(body, metadata, limits, reserve)
-    recover, blobs = plan.recover_header_length, framing.blobs or ()
+    recover, blobs = plan.recover_header_length, call.framing.blobs or ()
     return read_request(body, length, limits, reserve, recover=recover, unjudged=unjudged, blobs=blobs)
 
 
