@@ -138,23 +138,32 @@ def _integer(name: str, wire: str) -> Datatype:
     )
 
 
-def _float(name: str, wire: str) -> Datatype:
+def _float(
+    name: str,
+    wire: str,
+    exponent_bits: int,
+    fraction_bits: int,
+    widen: Callable[[Array], Array] = _same,
+    narrow: Callable[[Array], Array] | None = None,
+    is_finite: Callable[[Array], Array] = np.isfinite,
+) -> Datatype:
     dtype: np.dtype[np.generic] = np.dtype(wire)
-    facts = np.finfo(wire)
+    highest_exponent = 2 ** (exponent_bits - 1) - 1
+    n_dropped = 52 - fraction_bits
     return Datatype(
         name,
         Kind.FLOAT,
         dtype.itemsize,
         dtype,
         "d",
-        _same,
-        _float64_to(wire),
-        np.isfinite,
-        dropped_bits=np.uint64(2 ** (52 - facts.nmant) - 1),
-        tie=np.uint64(2 ** (52 - facts.nmant) // 2),
-        smallest=float(facts.smallest_subnormal),
-        smallest_normal=float(facts.smallest_normal),
-        highest=float(facts.max),
+        widen,
+        narrow or _float64_to(wire),
+        is_finite,
+        dropped_bits=np.uint64(2**n_dropped - 1),
+        tie=np.uint64(2**n_dropped // 2),
+        smallest=2.0 ** (1 - highest_exponent - fraction_bits),
+        smallest_normal=2.0 ** (1 - highest_exponent),
+        highest=(2 - 2.0**-fraction_bits) * 2.0**highest_exponent,
     )
 
 
@@ -168,24 +177,10 @@ _ROWS = (
     _integer("INT16", "<i2"),
     _integer("INT32", "<i4"),
     _integer("INT64", "<i8"),
-    _float("FP16", "<f2"),
-    _float("FP32", "<f4"),
-    _float("FP64", "<f8"),
-    Datatype(
-        "BF16",
-        Kind.FLOAT,
-        2,
-        np.dtype("<u2"),
-        "d",
-        _bfloat16_to_float32,
-        _float64_to_bfloat16,
-        _bfloat16_is_finite,
-        dropped_bits=np.uint64(2**45 - 1),
-        tie=np.uint64(2**44),
-        smallest=2.0**-133,
-        smallest_normal=2.0**-126,
-        highest=(2 - 2**-7) * 2.0**127,
-    ),
+    _float("FP16", "<f2", 5, 10),
+    _float("FP32", "<f4", 8, 23),
+    _float("FP64", "<f8", 11, 52),
+    _float("BF16", "<u2", 8, 7, _bfloat16_to_float32, _float64_to_bfloat16, _bfloat16_is_finite),
     Datatype("BYTES", Kind.BYTES, 0, np.dtype("u1"), "i", _same, _same),
 )
 
