@@ -8,7 +8,7 @@ from collections.abc import Generator
 from gateway.codec.dialects.description import TensorDescription
 from gateway.codec.inference import label_of, shape_text
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading
-from gateway.codec.json.brackets import ARRAY, OBJECT
+from gateway.codec.json.brackets import OBJECT
 from gateway.codec.json.members import excerpt
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import Datatype, Kind
@@ -83,12 +83,11 @@ class Output:
             if code == OBJECT and not self._b64_objects:
                 raise CodecError(f"{self.label}: expected values, got {shown(text)}")
             self._sink = sink = self.new_sink()
-            yield from (text.pour(sink) if code == ARRAY else text.pour_scalar(sink))
+            yield from text.pour(sink)
         except CodecError as error:
             raise self._at_path(error) from None
         self._sink = None
-        shape = sink.shape if code == ARRAY else sink.shape[1:]
-        return Value(shape, sink.blobs(), sink.nonfinite if isinstance(sink, NumberSink) else 0)
+        return Value(sink.shape, sink.blobs(), sink.nonfinite if isinstance(sink, NumberSink) else 0)
 
     def new_sink(self) -> NumberSink | BytesSink:
         """What reads a value that is not read at once."""

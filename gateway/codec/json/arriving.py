@@ -15,10 +15,10 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from gateway.codec.json.brackets import END_ARRAY, END_OBJECT, OBJECT, QUOTE, WALK_BYTES
+from gateway.codec.json.brackets import END_ARRAY, END_OBJECT, QUOTE
 from gateway.codec.json.members import MAX_NAME_BYTES, Members, excerpt, parse_object
-from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, beginning
-from gateway.codec.json.sinks import Sink, SkipSink, labelling
+from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES
+from gateway.codec.json.sinks import Sink, labelling
 from gateway.errors import CodecError
 
 T = TypeVar("T")
@@ -143,29 +143,6 @@ class ArrivingText:
                 yield STEP
             else:
                 yield from self.more(sink.label, PIECE_BYTES)
-
-    def pour_scalar(self, sink: Sink) -> Reading[None]:
-        """Let *sink* take the value that comes next, which is no array, as the only element of one."""
-        scalar = SkipSink(sink.label)
-        # where the value has strings, all that the sink is given is searched for the ends of some
-        window_bytes = WALK_BYTES if self.buffer[0] in (QUOTE, OBJECT) else PIECE_BYTES
-        inside = bytearray(b"[")
-        while not scalar.done:
-            with labelling(scalar):
-                taken = scalar.step(self.buffer[:window_bytes])
-            if not taken:
-                yield from self.more(sink.label, PIECE_BYTES)
-                continue
-            inside += memoryview(self.buffer)[:taken]
-            self.drop(taken)
-            if scalar.done:
-                inside += b"]"
-            with labelling(sink):
-                while inside and (taken := sink.step(inside)):
-                    del inside[:taken]
-                    yield STEP
-        if not sink.done:  # the word that ended has a bracket in it: 0[1
-            raise CodecError(f"{sink.label}: expected a value, got {beginning(inside[1:])}")
 
 
 def read_members(

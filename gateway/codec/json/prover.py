@@ -160,5 +160,7 @@ class Prover:
             return len(part)
         self._inside_string = False
         self._before += b'"'
-        self.done = not self._open and self._before == b'""'
+        if not self._open and self._before == b'""':
+            self._complete(self._before, b"")
+            self.done = True
         return len(part) + 1

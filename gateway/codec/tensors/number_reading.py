@@ -58,7 +58,7 @@ class NumberSink(Prover):
     piece_bytes: ClassVar[int] = TOLERANT_PIECE_BYTES
 
     def __init__(self, label: str, datatype: Datatype, shape: tuple[int, ...] | None) -> None:
-        """*label* names the tensor in errors. With None, the shape is that of the nesting, see `shape`.
+        """*label* names the tensor in errors. With None, the shape is that of the nesting; a bare number is a scalar.
 
         Raises `CodecError` if this machine has no room for *shape*. The array takes address space, but no memory
         until numbers are stored in it.
@@ -99,7 +99,7 @@ class NumberSink(Prover):
         """See `Sink.step`. Raises `CodecError` for what does not fit the datatype or the shape (protocol 4.7)."""
         window = min(len(buffer), self._window_bytes)
         if not self._is_begun and not buffer.startswith(b"["):
-            return blanks_before_array(buffer, window)
+            return super().step(buffer) if self._shape is None else blanks_before_array(buffer, window)
         is_full = window == self._window_bytes
         limit = _end_of_numbers(buffer, window)
         if limit == window and not is_full and not _may_be_end(buffer, window):
@@ -169,6 +169,9 @@ class NumberSink(Prover):
     def _judge(self, text: bytes, opened: bytes | bytearray) -> None:
         """See `Prover`: each value may have to be looked at, and lists may be nested in any way."""
         layout = self._layout
+        is_scalar = not text.startswith(b"[")
+        if is_scalar:
+            text = b"[%b]" % text
         if not layout.rank:
             layout.begin(text)
         parsed = parse(text, self._datatype)
@@ -184,6 +187,8 @@ class NumberSink(Prover):
         layout.take(lengths, len(values), len(opened))
         if not opened:
             self._finish_data()
+        if is_scalar:
+            self._shape = ()
 
     def _begin_string(self, before: bytes) -> None:
         raise CodecError(f"element {self._layout.count}: expected {self._datatype.name}, got a long string")

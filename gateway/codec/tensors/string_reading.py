@@ -83,7 +83,8 @@ class BytesSink(Prover):
     ) -> None:
         """*label* names the tensor in errors, *shape* says how many elements there are and how they are nested.
 
-        Without a *shape* it is learned from the lists, which must be nested in full. *b64_objects*: an element may be
+        Without a *shape* it is learned from the lists, which must be nested in full; an element without lists is a
+        scalar. *b64_objects*: an element may be
         an object `{"b64": "..."}`, TensorFlow's form for octets, beside strings. *missing*: the element
         that `null` and `NaN` become; a text refuses them, and stands behind the words.
         """
@@ -118,7 +119,7 @@ class BytesSink(Prover):
         if self._before:  # a long string stands there
             return super().step(buffer)
         if not self._is_begun and not buffer.startswith(b"["):
-            return blanks_before_array(buffer, PIECE_BYTES)
+            return super().step(buffer) if self._shape is None else blanks_before_array(buffer, PIECE_BYTES)
         if len(buffer) < RUN_BYTES and buffer.find(b"]") < 0:
             return 0
         self._end_full_blob()
@@ -197,6 +198,9 @@ class BytesSink(Prover):
     def _judge(self, text: bytes, opened: bytes | bytearray) -> None:
         """See `Prover`: an element may be anything, and lists may be nested in any way."""
         layout = self._layout
+        is_scalar = not text.startswith(b"[")
+        if is_scalar:
+            text = b"[%b]" % text
         if not layout.rank:
             layout.begin(text)
         try:
@@ -212,6 +216,8 @@ class BytesSink(Prover):
         if OBJECT in opened:
             raise CodecError(f"element {layout.count + len(items) - 1}: {_WRONG_OBJECT}")
         self._end_piece(lengths, len(items), opened)
+        if is_scalar:
+            self._shape = ()
 
     def _octets(self, item: Any, index: int) -> bytes:
         """The element *item*, which is a string, an object, or something else."""

@@ -209,7 +209,7 @@ REFUSED = [
     ('{"outputs":"a"}', Y, "output 'y' \\(FP32\\).*element 0"),
     ('{"outputs":nope}', Y, "output 'y'"),
     ('{"outputs":0[}', Y, "output 'y'"),
-    ('{"outputs":0[{}', Y, "output 'y' \\(FP32\\): brackets do not match"),
+    ('{"outputs":0[{}', Y, "output 'y' \\(FP32\\): malformed JSON near element 0"),
     ('{"outputs":{"y":0[1}}', Y, "output 'y'"),
     ('{"outputs":{"y":tru}}', Y, "output 'y'"),
     ('{"outputs":[1e39]}', Y, "output 'y'.*FP32 cannot hold 1e\\+39"),
