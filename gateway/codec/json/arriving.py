@@ -18,7 +18,7 @@ from typing import TypeVar
 from gateway.codec.json.brackets import END_ARRAY, END_OBJECT, QUOTE
 from gateway.codec.json.members import MAX_NAME_BYTES, Members, excerpt, parse_object
 from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES
-from gateway.codec.json.sinks import Sink, labelling
+from gateway.codec.json.sinks import Sink, step_of
 from gateway.errors import CodecError
 
 T = TypeVar("T")
@@ -136,8 +136,7 @@ class ArrivingText:
     def pour(self, sink: Sink) -> Reading[None]:
         """Let *sink* take the value that comes next."""
         while not sink.done:
-            with labelling(sink):
-                taken = sink.step(self.buffer)
+            taken = step_of(sink, self.buffer)
             if taken:
                 self.drop(taken)
                 yield STEP
