@@ -105,12 +105,11 @@ def _runs(shape: tuple[int, ...], element_cost: int) -> Iterator[tuple[int, int,
 
     Of each run the first element, the one behind it, the shape of its items, and how many lists begin before it.
     """
-    for axis in range(1, len(shape) + 1):
-        n_items, item = shape[axis - 1], shape[axis:]
-        size = prod(item)
-        cost = size * element_cost + LIST_COST * list_count(item)
-        if cost <= PIECE_ELEMENTS:
-            break
+    items = [shape[axis:] for axis in range(1, len(shape) + 1)]
+    costs = [prod(item) * element_cost + LIST_COST * list_count(item) for item in items]
+    axis, cost = next((axis, cost) for axis, cost in enumerate(costs, 1) if cost <= PIECE_ELEMENTS)
+    n_items, item = shape[axis - 1], shape[axis:]
+    size = prod(item)
     n_runs = -(-n_items // (PIECE_ELEMENTS // cost or 1))  # all of about the same length
     step = -(-n_items // n_runs) * size
     sizes = [prod(shape[outer:]) for outer in range(1, axis)]

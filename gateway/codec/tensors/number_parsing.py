@@ -262,7 +262,7 @@ def _value(item: Any, index: int, datatype: Datatype) -> float:
         with suppress(OverflowError):
             if type(item) is int:
                 return float(item)
-    elif type(item) is float and item == 0:  # -0, see _parse_int
+    elif item == 0 and type(item) is float and datatype.kind is Kind.INTEGER:  # -0, see _parse_int
         return 0
     elif type(item) is bool and datatype.kind is Kind.BOOL:
         return int(item)

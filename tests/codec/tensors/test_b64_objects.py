@@ -86,6 +86,7 @@ def test_objects_are_refused_where_they_are_not_expected() -> None:
         (b'{"b65":"YQ=="}', "no other member"),
         (b'{"b64":"YQ==","":0}', "no other member"),
         (b'{"a":"","b64":"YQ=="}', "no other member"),
+        (b'{"b64":"YQ==",%b"a":0}' % (b" " * 2 * PIECE_BYTES), "no other member"),
         (b'{"b65":"%b"}' % LONG, "no other member"),
         (b'{"a":"","b64":"%b"}' % LONG, "no other member"),
         (b'{"b64":"%b","b64":"YQ=="}' % LONG, "no other member"),

@@ -262,3 +262,12 @@ def test_one_step_reads_so_many_lists_at_most(rank: int, element: str) -> None:
     assert sink.shape == (n_items,) + (1,) * (rank - 1)
     at_once = RUN_STEP_ELEMENTS if rank == 1 else STEP_ELEMENTS
     assert most <= at_once + 512  # and some that are read one by one
+
+
+def test_missing_elements_become_what_the_sink_was_told() -> None:
+    sink = BytesSink("y", None, missing=b"-")
+    buffer = bytearray(b'[["a",null],[NaN,"b"]]')
+    while not sink.done:
+        del buffer[: sink.step(buffer)]
+    assert sink.shape == (2, 2)
+    assert b"".join(sink.blobs()) == blob_of(["a", "-", "-", "b"])
