@@ -262,16 +262,22 @@ def _value(item: Any, index: int, datatype: Datatype) -> float:
         with suppress(OverflowError):
             if type(item) is int:
                 return float(item)
-    elif item == 0 and type(item) is float and datatype.kind is Kind.INTEGER:  # -0, see _parse_int
+    elif datatype.kind is Kind.BOOL:
+        if item in (0, 1) and type(item) is not float:
+            return int(item)
+    elif item == 0 and type(item) is float:  # -0, see _parse_int
         return 0
-    elif type(item) is bool and datatype.kind is Kind.BOOL:
-        return int(item)
     elif type(item) is int and datatype.lowest <= item <= datatype.highest:
         return item
+    raise CodecError(f"element {index}: {_refusal(item, datatype)}")
+
+
+def _refusal(item: Any, datatype: Datatype) -> str:
+    """Why *item* is no number of the datatype."""
     if type(item) is int:
-        raise CodecError(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}")
+        return f"{datatype.name} cannot hold {str(item)[:32]}"
     got = "a string" if type(item) is str else str(item) if isinstance(item, _Wrong) else json.dumps(item)
-    raise CodecError(f"element {index}: expected {datatype.name}, got {got[:32]}")
+    return f"expected {datatype.name}, got {got[:32]}"
 
 
 class _Wrong(str):
