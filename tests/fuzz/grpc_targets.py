@@ -106,7 +106,7 @@ async def serve_anything(request: ClientRequest) -> None:
     stream = message.stream
     try:
         n_bytes = 0
-        if message.length is not None or await message.begin():
+        if message.length >= 0 or await message.begin():
             while chunk := await message.read_more():
                 n_bytes += len(chunk)
         if not stream.is_answered:
@@ -162,8 +162,7 @@ async def _connection(data: Provider) -> None:
             await asyncio.sleep(0)
     assert not failures, failures
     assert not connection._streams
-    assert not connection._receiver.head_bytes
-    assert not connection._receiver.message_bytes
+    assert not connection._message_bytes
     assert held[0] == 0, held
 
 

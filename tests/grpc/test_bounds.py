@@ -16,7 +16,8 @@ from hpack import Decoder, Encoder
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.client.grpc.connection import GrpcConnection
-from gateway.client.grpc.inference import read_request, varint
+from gateway.client.grpc.inference import read_request
+from gateway.client.grpc.messages import varint
 from gateway.codec import HeaderLimits, run
 from gateway.demo import JsonServer
 from gateway.errors import CodecError

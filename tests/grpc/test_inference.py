@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.client.grpc.answers import Blobs, write_response
-from gateway.client.grpc.inference import InferMessage, read_request, varint
+from gateway.client.grpc.answers import write_response
+from gateway.client.grpc.frames import Buffers
+from gateway.client.grpc.inference import InferMessage, read_request
+from gateway.client.grpc.messages import varint
 from gateway.codec import HeaderLimits, run
 from gateway.errors import CodecError, TooLargeError
 from tests.grpc.test_clients import in_message
@@ -128,12 +130,12 @@ def header(**output: object) -> bytes:
 
 
 def test_values_may_lie_in_several_buffers_and_share_one() -> None:
-    parts = run(write_response(header(), Blobs([b"\1\2", memoryview(b"\3\4")]), is_typed=False))
+    parts = run(write_response(header(), Buffers([b"\1\2", memoryview(b"\3\4")]), is_typed=False))
     assert pb.ModelInferResponse.FromString(b"".join(parts)).raw_output_contents == [b"\1\2\3\4"]
     entries = [json.loads(header(name=name))["outputs"][0] for name in "yz"]
     two = json.dumps({"outputs": entries}).encode()
     answer = pb.ModelInferResponse.FromString(
-        b"".join(run(write_response(two, Blobs([b"\1\2\3\4\5\6\7\x08"]), is_typed=False)))
+        b"".join(run(write_response(two, Buffers([b"\1\2\3\4\5\6\7\x08"]), is_typed=False)))
     )
     assert list(answer.raw_output_contents) == [b"\1\2\3\4", b"\5\6\7\x08"]
 
@@ -149,13 +151,13 @@ def test_values_may_lie_in_several_buffers_and_share_one() -> None:
 )
 def test_replies_that_are_none_are_refused(text: bytes, blobs: list[bytes], words: str) -> None:
     with pytest.raises(CodecError, match=words):
-        run(write_response(text, Blobs(blobs), is_typed=False))
+        run(write_response(text, Buffers(blobs), is_typed=False))
 
 
 def test_outputs_in_half_precision_are_raw_even_if_the_inputs_were_typed() -> None:
     text = header(datatype="FP16", shape=[2])
     answer = pb.ModelInferResponse.FromString(
-        b"".join(run(write_response(text, Blobs([b"\0\x3c\0\x40"]), is_typed=True)))
+        b"".join(run(write_response(text, Buffers([b"\0\x3c\0\x40"]), is_typed=True)))
     )
     assert list(answer.raw_output_contents) == [b"\0\x3c\0\x40"]
 

@@ -1,12 +1,12 @@
 """The front for gRPC: clients of `inference.GRPCInferenceService`, served by the same corridor as those of HTTP/1.1.
 
-    connection   HTTP/2: frames, windows, floods, and how a connection ends
+    connection   HTTP/2: frames, windows, floods, and how a connection ends; frames and fields as bytes: frames, heads
     stream       one call: its messages as they come, and what is written back
-    calls        what each call asks for in the protocol's terms of HTTP, and how its answer becomes a message
-    body, reply  a message as the body of a request, and a message as the reply
-    inference    an inference's message as JSON and blobs, and back
+    serving      the requests that the messages of a stream become
+    call         a message as the body of a request, and its reply as a message
+    methods      what each method asks for in the protocol's terms of HTTP, and how its answer becomes a message
+    inference    an inference's message as JSON and blobs; back: answers
     messages     the schema
-    statuses     the status of each error
 
 A call becomes the request that asks for the same over HTTP, so routes, access, limits, dialects and records are those
 of HTTP. Needs the extra `grpc`: nothing outside of this folder imports from it before `grpc:` is configured.

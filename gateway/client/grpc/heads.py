@@ -1,17 +1,19 @@
-"""The fields of a call and of its answer: as HPACK has them (RFC 7541), and what they mean.
+"""The fields of a call, and those of its answer with its status: as HPACK has them (RFC 7541), and what they mean.
 
 Not here: frames (`frames`), and which call it is (`serving`).
 """
 
 import re
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple
+from urllib.parse import quote
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hpack.hpack import decode_integer
 
 from gateway.client.grpc.frames import Code, Http2Error
-from gateway.client.grpc.inference import varint
+from gateway.client.grpc.messages import varint
 from gateway.client.request import find_encoding_fault
 from gateway.codec import HEADER_LENGTH
 from gateway.errors import ErrorKind, GatewayError
@@ -27,10 +29,13 @@ The fields are read in one turn of the event loop. So many bytes in Huffman's co
 """
 
 FIELD_WORK, INDEXED_WORK = 64, 15
-"""The work of a field that brings a string, and of one that only names its place in the table.
+"""The work of a field that brings a string, or of another size of the table, and of a field that only names its place.
 
 256 fields with strings take 1.7 ms, 1,092 without take 2.1.
 """
+
+MAX_WORDS = 4096
+"""The most bytes of `grpc-message`, as it is encoded: clients refuse answers with more than 8 KiB of fields."""
 
 KNOWN_HEADS, KNOWN_BYTES = 16, 4096
 """How many heads are remembered, and the most that the fields of one take."""
@@ -45,10 +50,10 @@ _DROPPED = frozenset(("te", "user-agent", "accept-encoding", "expect", HEADER_LE
 _DROPPED_BEGINNINGS = (":", "grpc-", "content-")
 
 _INDEXED = re.compile(rb"[\x80-\xfe]+")  # each byte names a field of the table
-_THREE_RESIZES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}")
 _NAME = re.compile(rb":?[!#$%&'*+.^_`|~0-9a-z-]+")
 _VALUE = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 _PSEUDO = frozenset((":method", ":scheme", ":path", ":authority"))
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _NEEDED = (":method", ":scheme", ":path")
 _OF_HTTP1 = frozenset(("connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"))
 
@@ -56,22 +61,16 @@ _OF_HTTP1 = frozenset(("connection", "proxy-connection", "keep-alive", "transfer
 class Head(NamedTuple):
     """The fields of a call."""
 
-    n_bytes: int
-    """What they take in memory."""
-    method: str
+    first: dict[str, str]
+    """The first value of each field by its name."""
     path: str
-    authority: str
+    """As it may stand in a log."""
     headers: Headers
     """What may cross to a backend, and what the gateway reads."""
-    content_type: str
-    encoding: str
-    """Of compressed messages."""
-    content_length: str
-    """How many bytes the client says that it sends; empty if it does not."""
+    n_bytes: int
+    """What they take in memory."""
     timeout_s: float | None
     """How long the client waits, from now on."""
-    ends_with_errors: bool
-    """Whether an error ends a stream of inferences with a status."""
     fault: GatewayError | None
     """Why the call is refused whatever it asks for."""
 
@@ -95,8 +94,6 @@ class Heads:
         known = self._known.get(block)
         if known is not None:
             return known
-        if _THREE_RESIZES.match(block):  # two say all (RFC 7541 section 4.2); 60,000 would take 40 ms
-            raise Http2Error(Code.COMPRESSION_ERROR, "the table changes its size more than twice")
         try:
             _check_work(block)
             head = read_head(list(self._decoder.decode(block, raw=True)))
@@ -158,26 +155,15 @@ def read_head(fields: Sequence[tuple[bytes, bytes]]) -> Head:
         first.setdefault(name, value)
         if name not in _DROPPED and not name.startswith(_DROPPED_BEGINNINGS) and not name.endswith("-bin"):
             crossing.append((name, value))
-    headers = Headers(_with_one_cookie(crossing))
-    fault = find_encoding_fault(first.get(":path", ""), headers)
-    timeout = _TIMEOUT.fullmatch(first.get("grpc-timeout", ""))
+    headers, path = Headers(_with_one_cookie(crossing)), first.get(":path", "")
+    fault = find_encoding_fault(path, headers)
     if words := words or _find_fault(first):
         fault = GatewayError(ErrorKind.MALFORMED_REQUEST, words)
     if len(fields) > MAX_FIELDS:
         fault = GatewayError(ErrorKind.MALFORMED_REQUEST, f"more than {MAX_FIELDS} fields", status=431)
-    return Head(
-        n_bytes,
-        first.get(":method", ""),
-        first.get(":path", "").encode(errors="backslashreplace").decode(),
-        first.get(":authority", first.get("host", "")),
-        headers,
-        first.get("content-type", ""),
-        first.get("grpc-encoding", "identity"),
-        first.get("content-length", ""),
-        None if timeout is None else int(timeout[1]) * _SECONDS[timeout[2]],
-        first.get("triton_grpc_error", "").lower() == "true",
-        fault,
-    )
+    timeout = _TIMEOUT.fullmatch(first.get("grpc-timeout", ""))
+    timeout_s = None if timeout is None else int(timeout[1]) * _SECONDS[timeout[2]]
+    return Head(first, path.encode(errors="backslashreplace").decode(), headers, n_bytes, timeout_s, fault)
 
 
 def _with_one_cookie(fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -190,21 +176,17 @@ def _with_one_cookie(fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _find_fault(first: dict[str, str]) -> str:
     """What RFC 9113 section 8 forbids in the fields of a call, *first* of each name; empty if nothing."""
-    for name in _NEEDED:
-        if not first.get(name):
-            return f"malformed call: it has no {name!r}"
-    if not _OF_HTTP1.isdisjoint(first):
-        return f"malformed call: HTTP/2 has no {', '.join(sorted(_OF_HTTP1 & first.keys()))!r}"
-    if first.get("te", "trailers") != "trailers":
-        return "malformed call: 'te' must be 'trailers'"
-    if first.get("host", first.get(":authority")) != first.get(":authority", first.get("host")):
-        return "malformed call: 'host' is another than ':authority'"
-    if not _LENGTH.fullmatch(first.get("content-length", "0")):
-        return "malformed call: 'content-length' must be a number"
-    timeout = first.get("grpc-timeout", "1S")
-    if not _TIMEOUT.fullmatch(timeout):
-        return f"grpc-timeout: expected digits and a unit, got {timeout[:20]!r}"
-    return ""
+    authority, timeout = first.get(":authority", first.get("host")), first.get("grpc-timeout", "1S")
+    of_http1 = _OF_HTTP1 & first.keys()
+    faults = (
+        (all(map(first.get, _NEEDED)), f"malformed call: it must have {', '.join(_NEEDED)}"),
+        (not of_http1, f"malformed call: HTTP/2 has no {', '.join(sorted(of_http1))!r}"),
+        (first.get("te", "trailers") == "trailers", "malformed call: 'te' must be 'trailers'"),
+        (first.get("host", authority) == authority, "malformed call: 'host' is another than ':authority'"),
+        (_LENGTH.fullmatch(first.get("content-length", "0")), "malformed call: 'content-length' must be a number"),
+        (_TIMEOUT.fullmatch(timeout), f"grpc-timeout: expected digits and a unit, got {timeout[:20]!r}"),
+    )
+    return next((words for is_right, words in faults if not is_right), "")
 
 
 def encoded(fields: Pairs) -> bytes:
@@ -219,3 +201,48 @@ def encoded_string(text: str) -> bytes:
     if n_bytes < 0x7F:
         return b"%c%b" % (n_bytes, data)
     return b"\x7f%b%b" % (varint(n_bytes - 0x7F), data)
+
+
+class Status(IntEnum):
+    """gRPC's statuses that the gateway sends."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+_OF_HTTP = {
+    401: Status.UNAUTHENTICATED,
+    403: Status.PERMISSION_DENIED,
+    404: Status.NOT_FOUND,
+    405: Status.UNIMPLEMENTED,
+    408: Status.DEADLINE_EXCEEDED,
+    413: Status.RESOURCE_EXHAUSTED,
+    429: Status.RESOURCE_EXHAUSTED,
+    501: Status.UNIMPLEMENTED,
+    503: Status.UNAVAILABLE,
+    504: Status.DEADLINE_EXCEEDED,
+}
+
+
+def status_of(error: GatewayError) -> Status:
+    """The status of *error*."""
+    if error.kind is ErrorKind.UPSTREAM_CLOSED:
+        return Status.UNAVAILABLE
+    return _OF_HTTP.get(error.status, Status.INVALID_ARGUMENT if error.status < 500 else Status.INTERNAL)
+
+
+def status_fields(status: Status, words: str = "") -> bytes:
+    """The trailers that say *status*, as HPACK."""
+    words = words[:MAX_WORDS]
+    while len(message := quote(words.encode(errors="replace"), safe=_PRINTABLE)) > MAX_WORDS:
+        words = words[: len(words) * MAX_WORDS // len(message)]
+    return encoded([("grpc-status", str(int(status))), ("grpc-message", message)])

@@ -2,12 +2,12 @@
 
 The message's tensors become the JSON header and the blobs that a client of HTTP would have sent, so that one codec
 proves and converts both (docs/protocol.md, section 12). Raw contents are views of the message: protobuf never sees
-them. Not here: the answer (`answers`), and how messages come and go.
+them, nor long typed ones as a whole. Not here: the answer (`answers`), and how messages come and go.
 """
 
 import math
+from base64 import b64encode
 from collections.abc import Callable, Generator, Iterator
-from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -16,21 +16,18 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from gateway.client.grpc.frames import Buffer
-from gateway.client.grpc.messages import CLASSES, Message
+from gateway.client.grpc.messages import CLASSES, LENGTH, NUMBERS, TYPED, Message, varint
 from gateway.codec import DATATYPES, MAX_RANK, Datatype, HeaderLimits, Kind, label_of
 from gateway.errors import CodecError, TooLargeError
 
 LONG_BYTES = 16 * 1024
-"""Values are converted in slices of this size."""
+"""Packed values are converted in slices of this size."""
 
-APART_BYTES = 1024
-"""An input's entry that is longer is taken apart; of a shorter one protobuf sees the values, too.
-
-So much of numbers that are not packed, each with a tag of its own, is looked at in one step.
-"""
+SHORT_BYTES = 1024
+"""So much of values that are not packed, each with a tag of its own, is converted in one step."""
 
 STEP_FIELDS = 512
-"""How many fields of a message, or elements of BYTES, are looked at in one step."""
+"""How many fields of a message are looked at in one step."""
 
 STEP_INPUTS = 32
 """How many inputs are turned into JSON in one step."""
@@ -38,33 +35,10 @@ STEP_INPUTS = 32
 MAX_FIELDS = 1024
 """The most fields of a message without tensors."""
 
-TYPED = {
-    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
-    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
-    "BOOL": "bool_contents",
-    "INT64": "int64_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
-"""Where a message has the values of each datatype; FP16 and BF16 have no place there."""
+_Request, _Contents = CLASSES["ModelInferRequest"], CLASSES["InferTensorContents"]
+_ARRAYS = {"d": np.dtype("f8"), "i": np.dtype("i8"), "u": np.dtype("u8")}  # by `Datatype.parsed`
 
-_Request = CLASSES["ModelInferRequest"]
-CONTENTS = CLASSES["InferTensorContents"]
-NUMBERS = {field.name: field.number for field in CONTENTS.DESCRIPTOR.fields}
-_FLOATS = (NUMBERS["fp32_contents"], NUMBERS["fp64_contents"])
-_ARRAYS = {
-    "bool_contents": np.dtype(bool),
-    "int_contents": np.dtype("i8"),
-    "int64_contents": np.dtype("i8"),
-    "uint_contents": np.dtype("u8"),
-    "uint64_contents": np.dtype("u8"),
-    "fp32_contents": np.dtype("f4"),
-    "fp64_contents": np.dtype("f8"),
-}
-
-_VARINT, _FIXED64, LENGTH, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # other types of fields than LENGTH
 _INPUTS, _OUTPUTS, _RAW_INPUTS, _CONTENTS = (number << 3 | LENGTH for number in (5, 6, 7, 5))  # the last: of an input
 _TENSORS = {_INPUTS: "inputs", _OUTPUTS: "outputs", _RAW_INPUTS: "raw_input_contents"}
 
@@ -100,52 +74,73 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
     *reserve* is asked for the memory of values that are converted. Raises `CodecError`, and of these `TooLargeError`
     for more beside the values than *limits* allow.
     """
-    rest, raw, long = yield from _taken_apart(message, limits)
-    request = _parsed(_Request, rest)
-    if not request.model_name:
-        raise CodecError("the request has no `model_name`")
+    rest, raw, typed = yield from _taken_apart(message, limits)
+    request = parsed(_Request, rest)
+    target = model_path(request, "model_", "/infer")
     blobs: list[memoryview] = []
-    entries: list[dict[str, Any]] = []
-    left = list(reversed(raw))
+    inputs: list[dict[str, Any]] = []
+    expected = sum("shared_memory_region" not in tensor.parameters for tensor in request.inputs) if raw else 0
+    if len(raw) != expected:
+        words = f"`raw_input_contents` has {len(raw)} entries, but {expected} inputs have their values there"
+        raise CodecError(words)
+    left = iter(raw)
     is_typed = False
-    for index, tensor in enumerate(request.inputs):
-        parameters = _to_json(tensor, "input")
-        entries.append(
+    for index, (tensor, contents) in enumerate(zip(request.inputs, typed, strict=True), 1):
+        parameters = parameters_of(tensor, "input")
+        inputs.append(
             {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "parameters": parameters}
         )
         # MLServer's converter leaves `contents` without a value beside the raw ones
-        if index in long or (tensor.HasField("contents") and (not raw or tensor.contents.ByteSize())):
+        if contents is not None and (contents or not raw):
             if raw:
-                raise CodecError(
-                    f"{label_of('input', tensor.name)}: has `contents`, but there are `raw_input_contents` too"
-                )
+                words = "has `contents`, but there are `raw_input_contents` too"
+                raise CodecError(f"{label_of('input', tensor.name)}: {words}")
             is_typed = True
-            blob = yield from _typed_blob(tensor, long.get(index), reserve)
+            blob = yield from _typed_blob(tensor, contents, reserve)
         elif "shared_memory_region" in parameters:
             continue
         elif raw:
-            if not left:
-                raise _wrong_count(request, raw)
-            blob = left.pop()
+            blob = next(left)
+        elif 0 in tensor.shape:
+            blob = memoryview(b"")
         else:
-            blob = _of_nothing(tensor)
+            words = "has no values, neither `contents` nor `raw_input_contents`"
+            raise CodecError(f"{label_of('input', tensor.name)}: {words}")
         parameters["binary_data_size"] = len(blob)
         blobs.append(blob)
-        if index % STEP_INPUTS == STEP_INPUTS - 1:
+        if index % STEP_INPUTS == 0:
             yield
-    if left:
-        raise _wrong_count(request, raw)
-    of_request = _to_json(request)
-    header = _header(request, of_request, entries)
-    if len(header) > limits.max_header_bytes:
-        raise _too_large(len(header), limits)
-    return InferMessage(request.id, infer_path(request), header, blobs, is_typed, bool(of_request.get("sequence_id")))
+    parameters = parameters_of(request)
+    is_of_sequence = bool(parameters.get("sequence_id"))
+    header = _header(request, parameters, inputs)
+    _check_size(len(header), limits)
+    return InferMessage(request.id, target, header, blobs, is_typed, is_of_sequence)
 
 
-def infer_path(request: Message) -> str:
-    """The path of the inference that *request* asks for."""
-    version = f"/versions/{quote(request.model_version, safe='')}" if request.model_version else ""
-    return f"/v2/models/{quote(request.model_name, safe='')}{version}/infer"
+def model_path(message: Message, prefix: str = "", suffix: str = "") -> str:
+    """The path of the model, and of its version, that *message* names in fields with *prefix*. Raises `CodecError`."""
+    name, version = getattr(message, f"{prefix}name"), getattr(message, f"{prefix}version", "")
+    if not name:
+        raise CodecError(f"the request has no `{prefix}name`")
+    path = f"/v2/models/{quote(name, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}{suffix}" if version else path + suffix
+
+
+def parameters_of(said: Message, section: str = "") -> dict[str, Any]:
+    """The parameters of *said*, an entry of *section* or the request itself, as members of JSON.
+
+    Raises `CodecError` for what JSON cannot carry.
+    """
+    found: dict[str, Any] = {}
+    for name, parameter in said.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        value = None if kind is None else getattr(parameter, kind)
+        if value is None or (kind == "double_param" and not math.isfinite(value)):
+            whose = label_of(section, said.name) if section else "the request"
+            wrong = "has no value" if value is None else f"is {value}, which JSON cannot carry"
+            raise CodecError(f"{whose}: parameter {name!r} {wrong}")
+        found[name] = b64encode(value).decode() if kind == "bytes_param" else value
+    return found
 
 
 def _header(request: Message, parameters: dict[str, Any], inputs: list[dict[str, Any]]) -> bytes:
@@ -158,21 +153,30 @@ def _header(request: Message, parameters: dict[str, Any], inputs: list[dict[str,
     if request.outputs:
         header["outputs"] = outputs = []
         for output in request.outputs:
-            of_output = _to_json(output, "output")
+            of_output = parameters_of(output, "output")
             outputs.append({"name": output.name, "parameters": of_output} if of_output else {"name": output.name})
     return msgspec.json.encode(header)
 
 
+def _check_size(n_bytes: int, limits: HeaderLimits) -> None:
+    if n_bytes > limits.max_header_bytes:
+        words = f"{n_bytes} bytes beside its tensors' data, limits.header is {limits.max_header_bytes}"
+        raise TooLargeError(f"the request has {words}")
+
+
+# The fields of a message
+
+
 def _taken_apart(
     message: memoryview, limits: HeaderLimits
-) -> Generator[None, None, tuple[bytearray, list[memoryview], dict[int, memoryview]]]:
-    """*message* without its long values, the raw contents, and the `contents` of long inputs by their index.
+) -> Generator[None, None, tuple[bytearray, list[memoryview], list[memoryview | None]]]:
+    """*message* without values, the raw contents, and the `contents` of each input.
 
     Nothing that is kept grows beyond *limits*: an entry of two bytes costs a hundred of memory.
     """
     kept = bytearray()
     raw: list[memoryview] = []
-    long: dict[int, memoryview] = {}
+    typed: list[memoryview | None] = []
     counts = dict.fromkeys(_TENSORS, 0)
     for count, (tag, start, value, end) in enumerate(_fields(message), 1):
         part: Buffer = message[start:end]
@@ -181,21 +185,19 @@ def _taken_apart(
             if counts[tag] > limits.max_tensors:
                 words = f"more than {limits.max_tensors} entries in `{_TENSORS[tag]}`"
                 raise CodecError(f"{words}, which is the most that `limits.tensors` allows")
-            if tag == _RAW_INPUTS:
-                raw.append(message[value:end])
-                part = b""
-            elif tag == _INPUTS and len(part) > APART_BYTES:
-                entry, contents = _without_contents(message[value:end])
+        if tag == _RAW_INPUTS:
+            raw.append(message[value:end])
+            continue
+        if tag == _INPUTS:
+            entry, contents = _without_contents(message[value:end])
+            typed.append(contents)
+            if contents is not None:
                 part = b"".join((varint(tag), varint(len(entry)), entry))
-                if contents is not None:
-                    long[counts[_INPUTS] - 1] = contents
-        n_bytes = len(kept) + len(part)
-        if n_bytes > limits.max_header_bytes + counts[_INPUTS] * APART_BYTES:
-            raise _too_large(n_bytes, limits)
+        _check_size(len(kept) + len(part), limits)
         kept += part
-        if count % STEP_FIELDS == 0:
+        if count % STEP_FIELDS == 0 or len(part) > SHORT_BYTES:
             yield
-    return kept, raw, long
+    return kept, raw, typed
 
 
 def _without_contents(entry: memoryview) -> tuple[Buffer, memoryview | None]:
@@ -255,62 +257,19 @@ def _read_varint(data: memoryview, at: int, max_bytes: int) -> tuple[int, int]:
     raise CodecError("malformed message: a number is cut off")
 
 
-def varint(number: int) -> bytes:
-    """*number* as protobuf writes it."""
-    written = bytearray()
-    while number > 0x7F:
-        written.append(number & 0x7F | 0x80)
-        number >>= 7
-    written.append(number)
-    return bytes(written)
-
-
-def _parsed(kind: Any, text: Buffer | bytearray) -> Message:
+def parsed(kind: Any, text: Buffer) -> Message:
+    """The message of *kind* that *text* is. Raises `CodecError`."""
     try:
         return kind.FromString(bytes(text))
     except DecodeError as error:
         raise CodecError(f"malformed message: {error}") from None
 
 
-def _too_large(n_bytes: int, limits: HeaderLimits) -> TooLargeError:
-    return TooLargeError(
-        f"the request has {n_bytes} bytes beside its tensors' data, limits.header is {limits.max_header_bytes}"
-    )
+# Typed values
 
 
-def _wrong_count(request: Message, raw: list[memoryview]) -> CodecError:
-    expected = sum("shared_memory_region" not in tensor.parameters for tensor in request.inputs)
-    return CodecError(f"`raw_input_contents` has {len(raw)} entries, but {expected} inputs have their values there")
-
-
-def _of_nothing(tensor: Message) -> memoryview:
-    """The values of an input that brings none. Raises `CodecError` unless it has no elements."""
-    if 0 not in tensor.shape:
-        raise CodecError(
-            f"{label_of('input', tensor.name)}: has no values, neither `contents` nor `raw_input_contents`"
-        )
-    return memoryview(b"")
-
-
-def _to_json(said: Message, section: str = "") -> dict[str, Any]:
-    """The parameters of *said*, an entry of *section* or the request itself, as members of JSON.
-
-    Raises `CodecError` for what JSON cannot carry.
-    """
-    found: dict[str, Any] = {}
-    for name, parameter in said.parameters.items():
-        kind = parameter.WhichOneof("parameter_choice")
-        value = None if kind is None else getattr(parameter, kind)
-        if value is None or (kind == "double_param" and not math.isfinite(value)):
-            whose = label_of(section, said.name) if section else "the request"
-            wrong = "has no value" if value is None else f"is {value}, which JSON cannot carry"
-            raise CodecError(f"{whose}: parameter {name!r} {wrong}")
-        found[name] = value
-    return found
-
-
-def _typed_blob(tensor: Message, long: memoryview | None, reserve: Reserve) -> Generator[None, None, memoryview]:
-    """The values of *tensor* as raw bytes, from its `contents`, or from *long* of these. Raises `CodecError`."""
+def _typed_blob(tensor: Message, contents: memoryview, reserve: Reserve) -> Generator[None, None, memoryview]:
+    """The values of *tensor* as raw bytes, from its *contents*. Raises `CodecError`."""
     datatype = DATATYPES.get(tensor.datatype)
     if datatype is None or len(tensor.shape) > MAX_RANK:
         return memoryview(b"")  # the codec says what is wrong
@@ -318,79 +277,61 @@ def _typed_blob(tensor: Message, long: memoryview | None, reserve: Reserve) -> G
     name = TYPED.get(datatype.name)
     if name is None:
         raise CodecError(f"{label}: `contents` has no field for {datatype.name}; send `raw_input_contents`")
-    contents = memoryview(tensor.contents.SerializeToString()) if long is None else long
-    runs = list(islice(_runs(contents), 2))
-    if datatype.kind is Kind.FLOAT and len(runs) == 1 and runs[0][:2] == (NUMBERS[name], True):
-        blob = runs[0][2]  # packed floats are the raw bytes
+    tag, _, value, end = next(_fields(contents), (0, 0, 0, 0))
+    if datatype.kind is Kind.FLOAT and end == len(contents) and tag == NUMBERS[name] << 3 | LENGTH:
+        blob = contents[value:]  # packed floats are the raw bytes
     else:
-        blob = yield from _converted(contents, datatype, name, label, reserve)
-    n_elements = math.prod(tensor.shape)
-    n_given = len(blob) // datatype.item_bytes if datatype.item_bytes else None
-    if n_given is not None and n_given != n_elements:
-        raise CodecError(f"{label}: expected {n_elements} elements in `{name}`, got {n_given}")
-    return blob
-
-
-def _converted(
-    contents: memoryview, datatype: Datatype, name: str, label: str, reserve: Reserve
-) -> Generator[None, None, memoryview]:
-    """The values in the field *name* of *contents* as raw bytes. Raises `CodecError`."""
-    written = bytearray()
-    for number, is_packed, values in _runs(contents):
-        if number != NUMBERS[name]:
-            got = next((field for field, known in NUMBERS.items() if known == number), f"field {number}")
-            raise CodecError(f"{label}: expected its values in `{name}`, got `{got}`")
-        for piece in _pieces(values, number, is_packed=is_packed):
+        written = bytearray()
+        for piece in _pieces(contents):
             raw = _raw(piece, datatype, name, label)
             if len(contents) > LONG_BYTES:
                 reserve(len(raw))
             written += raw
             yield
-        yield
-    return memoryview(written)
+        blob = memoryview(written)
+    n_elements = math.prod(tensor.shape)
+    n_given = len(blob) // datatype.item_bytes if datatype.item_bytes else n_elements
+    if n_given != n_elements:
+        raise CodecError(f"{label}: expected {n_elements} elements in `{name}`, got {n_given}")
+    return blob
 
 
-def _runs(contents: memoryview) -> Iterator[tuple[int, bool, memoryview]]:
-    """Of *contents* the number of each field, whether it is packed, and its bytes; equal unpacked ones together."""
-    begun = at = 0
-    begun_number = 0
+def _pieces(contents: memoryview) -> Iterator[Buffer]:
+    """*contents* in messages of their own: short fields together, and long packed ones in slices."""
+    begun = 0
     for tag, start, value, end in _fields(contents):
-        number = tag >> 3
-        is_packed = tag & 7 == LENGTH and number != NUMBERS["bytes_contents"]
-        if begun_number and (is_packed or number != begun_number or end - begun > APART_BYTES):
-            yield begun_number, False, contents[begun:at]
-            begun_number = 0
-        if is_packed:
-            yield number, True, contents[value:end]
-        elif not begun_number:
-            begun, begun_number = start, number
-        at = end
-    if begun_number:
-        yield begun_number, False, contents[begun:at]
+        if end - begun <= SHORT_BYTES:
+            continue
+        yield contents[begun:start]
+        begun = start
+        if tag & 7 == LENGTH and tag >> 3 != NUMBERS["bytes_contents"]:
+            yield from _slices(contents[value:end], tag)
+            begun = end
+    yield contents[begun:]
 
 
-def _pieces(values: memoryview, number: int, *, is_packed: bool) -> Iterator[Buffer]:
-    """*values* of the field *number* in pieces, each of which is a message that protobuf reads."""
-    if not is_packed:
-        yield values
-        return
-    at = 0
+def _slices(values: memoryview, tag: int) -> Iterator[Buffer]:
+    """The packed *values* of the field with *tag* in several such fields."""
+    at, is_of_varints = 0, tag >> 3 not in (NUMBERS["fp32_contents"], NUMBERS["fp64_contents"])
     while at < len(values):
         end = min(at + LONG_BYTES, len(values))
-        while number not in _FLOATS and end < len(values) and values[end - 1] >= 0x80:  # inside of a number
+        while is_of_varints and end < len(values) and values[end - 1] >= 0x80:  # inside of a number
             end += 1
-        piece = values[at:end]
-        yield b"".join((varint(number << 3 | LENGTH), varint(len(piece)), piece))
+        yield b"".join((varint(tag), varint(end - at), values[at:end]))
         at = end
 
 
 def _raw(piece: Buffer, datatype: Datatype, name: str, label: str) -> bytes:
     """The values in *piece*, a message with nothing but the field *name*, as raw bytes. Raises `CodecError`."""
-    given = getattr(_parsed(CONTENTS, piece), name)
+    contents = parsed(_Contents, piece)
+    for field, _ in contents.ListFields():
+        if field.name != name:
+            raise CodecError(f"{label}: expected its values in `{name}`, got `{field.name}`")
+    given = getattr(contents, name)
     if datatype.kind is Kind.BYTES:
         return b"".join(part for element in given for part in (len(element).to_bytes(4, "little"), element))
-    values = np.array(given[:], _ARRAYS[name])
-    if name in ("int_contents", "uint_contents") and len(values):
+    values = np.array(given[:], _ARRAYS[datatype.parsed])
+    if datatype.kind is Kind.INTEGER and len(values):
         for extreme in (values.min(), values.max()):
             if not datatype.lowest <= extreme <= datatype.highest:
                 raise CodecError(f"{label}: {extreme} does not fit into {datatype.name}")

@@ -6,7 +6,6 @@ tritonclient's. Not here: what is done with messages.
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ Message = Any
 """An instance of one of the classes; protobuf's classes have no types that a checker knows."""
 
 _SCHEMA = Path(__file__).with_name("inference.proto")
-_TOKEN = re.compile(r"//.*|([\w.]+|[{}<>])")  # the other signs say nothing that the order does not
+_WORD = re.compile(r"[\w.]+|[{}]")  # the other signs say nothing that the order does not
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
     name: getattr(_Field, f"TYPE_{name.upper()}")
@@ -25,48 +24,42 @@ _SCALARS = {
 
 
 def _file() -> descriptor_pb2.FileDescriptorProto:
-    """The schema as protobuf knows it."""
+    """The schema as protobuf knows it; each of its lines is one declaration."""
     file = descriptor_pb2.FileDescriptorProto(name=_SCHEMA.name, package="inference", syntax="proto3")
+    inside: list[Any] = [file]  # the declarations that are not closed yet
     _, _, schema = _SCHEMA.read_text().partition(f"package {file.package};")
-    tokens = iter([token for token in _TOKEN.findall(schema) if token])
-    for kind in tokens:
-        if kind == "enum":
-            _fill_enum(file.enum_type.add(name=next(tokens)), tokens)
-        else:
-            _fill(file.message_type.add(name=next(tokens)), tokens)
+    for line in schema.splitlines():
+        match _WORD.findall(line.partition("//")[0]):
+            case ["message", name, "{", *end]:
+                messages = file.message_type if inside[-1] is file else inside[-1].nested_type
+                inside.append(messages.add(name=name))
+                del inside[len(inside) - len(end) :]
+            case ["enum", name, "{"]:
+                inside.append(inside[-1].enum_type.add(name=name))
+            case ["oneof", name, "{"]:
+                inside.append(inside[-1].oneof_decl.add(name=name))
+            case ["}"]:
+                inside.pop()
+            case ["map", key, value, name, number]:  # entries of a key and a value
+                entry = inside[-1].nested_type.add(name=f"{name.title().replace('_', '')}Entry")
+                entry.options.map_entry = True
+                _add_field(entry, key, "key", 1)
+                _add_field(entry, value, "value", 2)
+                _add_field(inside[-1], entry.name, name, number).label = _Field.LABEL_REPEATED
+            case ["repeated", type_, name, number]:
+                _add_field(inside[-1], type_, name, number).label = _Field.LABEL_REPEATED
+            case [type_, name, number] if isinstance(inside[-1], descriptor_pb2.OneofDescriptorProto):
+                _add_field(inside[-2], type_, name, number).oneof_index = len(inside[-2].oneof_decl) - 1
+            case [type_, name, number]:
+                _add_field(inside[-1], type_, name, number)
+            case [name, number]:  # of an enum
+                inside[-1].value.add(name=name, number=int(number))
     return file
 
 
-def _fill_enum(enum: descriptor_pb2.EnumDescriptorProto, tokens: Iterator[str]) -> None:
-    next(tokens)  # {
-    while (name := next(tokens)) != "}":
-        enum.value.add(name=name, number=int(next(tokens)))
-
-
-def _fill(message: descriptor_pb2.DescriptorProto, tokens: Iterator[str]) -> None:
-    """Add to *message* what stands between its braces."""
-    next(tokens)  # {
-    while (kind := next(tokens)) != "}":
-        if kind == "message":
-            _fill(message.nested_type.add(name=next(tokens)), tokens)
-        elif kind == "enum":
-            _fill_enum(message.enum_type.add(name=next(tokens)), tokens)
-        elif kind == "oneof":
-            message.oneof_decl.add(name=next(tokens))
-            next(tokens)  # {
-            while (type_ := next(tokens)) != "}":
-                _add_field(message, type_, tokens).oneof_index = len(message.oneof_decl) - 1
-        elif kind == "map":
-            _add_map(message, tokens)
-        elif kind == "repeated":
-            _add_field(message, next(tokens), tokens).label = _Field.LABEL_REPEATED
-        else:
-            _add_field(message, kind, tokens)
-
-
-def _add_field(message: descriptor_pb2.DescriptorProto, type_: str, tokens: Iterator[str]) -> _Field:
-    """Add the field of *type_* whose name and number come next."""
-    field: _Field = message.field.add(name=next(tokens), number=int(next(tokens)), label=_Field.LABEL_OPTIONAL)
+def _add_field(message: descriptor_pb2.DescriptorProto, type_: str, name: str, number: int | str) -> _Field:
+    """Add a field to *message*."""
+    field: _Field = message.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
     if type_ in _SCALARS:
         field.type = _SCALARS[type_]
     else:
@@ -74,26 +67,34 @@ def _add_field(message: descriptor_pb2.DescriptorProto, type_: str, tokens: Iter
     return field
 
 
-def _add_map(message: descriptor_pb2.DescriptorProto, tokens: Iterator[str]) -> None:
-    """Add the map whose types, name and number come next: entries of a key and a value."""
-    next(tokens)  # <
-    key, value = next(tokens), next(tokens)
-    next(tokens)  # >
-    entry = message.nested_type.add()
-    entry.options.map_entry = True
-    _add_field(entry, key, iter(("key", "1")))
-    _add_field(entry, value, iter(("value", "2")))
-    field = _add_field(message, "", tokens)
-    entry.name = field.type_name = f"{field.name.title().replace('_', '')}Entry"
-    field.label = _Field.LABEL_REPEATED
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.AddSerializedFile(_file().SerializeToString())
 
-
-def _classes() -> dict[str, Any]:
-    pool = descriptor_pool.DescriptorPool()
-    file = pool.AddSerializedFile(_file().SerializeToString())
-    descriptors = (file or pool.FindFileByName(_SCHEMA.name)).message_types_by_name
-    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in descriptors.items()}
-
-
-CLASSES = _classes()
+CLASSES: dict[str, Any] = {
+    name: message_factory.GetMessageClass(descriptor)
+    for name, descriptor in _POOL.FindFileByName(_SCHEMA.name).message_types_by_name.items()
+}
 """The class of every message that is inside no other, by its name."""
+
+LENGTH = 2
+"""The type of a field whose length stands before its value: a message, a text, packed numbers."""
+
+NUMBERS = {field.name: field.number for field in CLASSES["InferTensorContents"].DESCRIPTOR.fields}
+"""The fields that have the values of tensors."""
+
+TYPED = {
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    **{name: f"{name.lower()}_contents" for name in ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")},
+}
+"""Which of them has the values of each datatype; FP16 and BF16 have no place there."""
+
+
+def varint(number: int) -> bytes:
+    """*number* as protobuf writes it."""
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)

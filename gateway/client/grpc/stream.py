@@ -5,16 +5,16 @@ what messages mean.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from enum import IntEnum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gateway.client.grpc.frames import RST_STREAM, STREAM_WINDOW, WINDOW_UPDATE, Buffer, Code
+from gateway.client.grpc import frames
+from gateway.client.grpc.frames import Buffer, Buffers, Code, Http2Error
 from gateway.client.peers import client_left
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import Pacer
-from gateway.policy.slowness import Backlog, Upload
+from gateway.policy.slowness import Upload
 from gateway.waiting import Waiter, wake_soon
 
 if TYPE_CHECKING:
@@ -30,25 +30,10 @@ SKIPPED_BYTES = 256 * 1024
 """The most of a refused message that is read and dropped, so that a stream of messages can go on."""
 
 WRITE_BYTES = 256 * 1024
-"""How much of a reply is made frames of at once."""
-
-FLUSH_BYTES = 16 * 1024
-"""A shorter piece at the end of a reply goes out with its trailers, in one write."""
+"""How much of a reply is written at once; the rest of it goes out with its trailers."""
 
 DEADLINE_WORDS = "Deadline Exceeded: the client's deadline (grpc-timeout) is over"
 """They begin as those of gRPC's own clients, which programs look for: either side may be the first to notice."""
-
-
-class State(IntEnum):
-    """How far the answer on a stream has come."""
-
-    WAITING = 0
-    ANSWERED = 1
-    """Headers have gone out."""
-    FINISHED = 2
-    """The end has gone out."""
-    RESET = 3
-    """Nothing more can go out, without an end: the client left, or the gateway has given up."""
 
 
 class Stream:
@@ -63,29 +48,20 @@ class Stream:
         """What has come and was not taken yet; no more than the stream's window."""
         self.is_ended = False
         """Whether the client sends nothing more."""
-        self.window = STREAM_WINDOW
-        """How much the client may send."""
-        self.room = connection.sender.initial_window
-        """How much the client has room for; below zero where it has made its window smaller."""
-        self.state = State.WAITING
-        self.task: asyncio.Task[None] | None = None
+        self.is_answered = False
+        """Whether headers have gone out, and no reset behind them."""
+        self.is_closed = False
+        """Whether nothing more can go out: the end has, or the client left, or the gateway has given up."""
+        self.task: asyncio.Task[None]
+        """Serves the call."""
+        self._window = frames.STREAM_WINDOW  # how much the client may send
+        self._room = connection.sender.initial_room  # for the answer; below zero where the client has taken room back
         self._failure: Exception | None = None
         self._waiter: Waiter | None = None  # of `more`
         self._room_waiter: Waiter | None = None  # of `write`
         self.upload = Upload()
         """How fast the message comes."""
-        self._backlog: Backlog | None = None  # while a reply waits for room, to its end
-        self._written_bytes = 0
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether headers have gone out."""
-        return self.state is State.ANSWERED or self.state is State.FINISHED
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing more can go out."""
-        return self.state >= State.FINISHED
+        self._download: Upload | None = None  # of the reply, from where the client had no room for it
 
     @property
     def is_between(self) -> bool:
@@ -94,16 +70,25 @@ class Stream:
 
     # What comes
 
-    def feed(self, data: Buffer) -> None:
-        """Keep *data*, which has come."""
+    def feed(self, data: Buffer, n_bytes: int) -> None:
+        """Keep *data*, which has come in *n_bytes*. Raises `Http2Error` behind the end, and beyond the window."""
+        self._check_going_on()
+        self._window -= n_bytes
+        if self._window < 0:
+            raise Http2Error(Code.FLOW_CONTROL_ERROR, f"more data than the window of stream {self.number} allows")
         self.unread += data
         self.upload.received_bytes += len(data)
         wake_soon(self._waiter)
 
     def end(self) -> None:
-        """The client sends nothing more."""
+        """The client sends nothing more. Raises `Http2Error` if it has said so before."""
+        self._check_going_on()
         self.is_ended = True
         wake_soon(self._waiter)
+
+    def _check_going_on(self) -> None:
+        if self.is_ended:
+            raise Http2Error(Code.STREAM_CLOSED, f"something comes behind the end of stream {self.number}")
 
     def break_off(self, error: Exception) -> None:
         """Let whoever reads, now or next, get *error*."""
@@ -114,12 +99,8 @@ class Stream:
         """At most *n_bytes* of what has come. Raises what `break_off` was told."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        taken = self.unread
-        if len(taken) > n_bytes:
-            self.unread = taken[n_bytes:]
-            del taken[n_bytes:]
-        else:
-            self.unread = bytearray()
+        taken, self.unread = self.unread, self.unread[n_bytes:]
+        del taken[n_bytes:]
         self.connection.taken(len(taken))
         return taken
 
@@ -130,12 +111,10 @@ class Stream:
         """
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        if self.is_ended:
-            return
         n_bytes = min(n_bytes, OPEN_BYTES)
-        if self.window * 2 < n_bytes:
-            self._send(WINDOW_UPDATE, n_bytes - self.window)
-            self.window = n_bytes
+        if self._window * 2 < n_bytes:
+            self._send(frames.WINDOW_UPDATE, n_bytes - self._window)
+            self._window = n_bytes
         if not is_idle:
             self.upload.begin_waiting(self.connection.time())
         self._waiter = Waiter(self.connection.owner.loop)
@@ -144,12 +123,6 @@ class Stream:
         finally:
             self._waiter = None
             self.upload.end_waiting(self.connection.time())
-        if self._failure is not None:
-            raise self._failure.with_traceback(None)
-
-    def forgive(self) -> None:
-        """Judge the client's speed anew: between two messages of a stream it may take its time."""
-        self.upload = Upload()
 
     def look(self, now_s: float, limits: Limits) -> str:
         """End the call if the client is too slow; the limit that says so, empty if none does."""
@@ -159,11 +132,10 @@ class Stream:
             words = f"the client sent its message too slowly: {words} (limits.body_timeout)"
             self.break_off(GatewayError(ErrorKind.SLOW_CLIENT, words))
             return "body_timeout"
-        if self._backlog is None or not self._backlog.find_slowness(self._written_bytes, now_s, limits.client_idle):
+        if self._download is None or not self._download.find_slowness(now_s, limits.client_idle):
             return ""
         self.connection.out.cut_reason = "the client read its reply too slowly (limits.client_idle)"
-        self.reset(Code.INTERNAL_ERROR)
-        self.cancel()
+        self.cancel(Code.INTERNAL_ERROR)
         return "client_idle"
 
     # What goes out
@@ -172,50 +144,45 @@ class Stream:
         """Send the headers of an answer, *fields* as HPACK. Raises `ConnectionError` when the client left."""
         self._check_open()
         self.connection.sender.add_fields(self.number, fields, is_end=False)
-        self.state = State.ANSWERED
+        self.is_answered = True
 
     async def write(self, buffers: Sequence[Buffer], pacer: Pacer) -> None:
         """Send *buffers* in frames as the client has room; the last of them go out with `Connection.flush` or `finish`.
 
         Raises `ConnectionError` when the client left.
         """
-        out = self.connection.out
-        for piece in _pieces(buffers):
-            if out.is_behind:  # of all streams, one adds a piece to what waits
-                await out.drain()
-            at = 0
-            while at < len(piece):
-                part = self._send_data(piece[at:] if at else piece)
-                if not part:
-                    self.connection.flush()
-                    await self._wait_for_room()
-                at += part
-            if len(piece) >= FLUSH_BYTES:
-                self.connection.flush()
-                await pacer.breathe()
-        if out.is_behind:
-            await out.drain()
-        self._backlog = None
-
-    def _send_data(self, data: Buffer) -> int:
-        """Make a frame of as much of *data* as there is room for; how much."""
-        self._check_open()
-        n_bytes = min(self.connection.sender.room(self.room), len(data))
-        if n_bytes:
-            self.room -= n_bytes
-            self._written_bytes += n_bytes
-            self.connection.sender.add_data(self.number, data[:n_bytes])
-            self.connection.patience.earn(1)  # clients measure the way with a ping for what has come
-        return n_bytes
+        connection, left = self.connection, Buffers(buffers)
+        while left.n_bytes:
+            if connection.out.is_behind:  # of all streams, one adds a piece to what waits
+                await connection.out.drain()
+            self._check_open()
+            n_bytes = min(left.n_bytes, WRITE_BYTES, connection.sender.fitting(self._room))
+            if n_bytes:
+                self._room -= n_bytes
+                if self._download is not None:
+                    self._download.received_bytes += n_bytes
+                connection.sender.add_data(self.number, n_bytes, left.take(n_bytes))
+            if not n_bytes or connection.sender.n_bytes >= WRITE_BYTES:
+                connection.flush()
+                await (pacer.breathe() if n_bytes else self._wait_for_room())
+        if connection.out.is_behind:
+            await connection.out.drain()
+        self._download = None
 
     async def _wait_for_room(self) -> None:
         self._room_waiter = Waiter(self.connection.owner.loop)
-        if self._backlog is None:
-            self._backlog = Backlog(self._written_bytes, self.connection.time())
-        await self._room_waiter
+        self._download = download = self._download or Upload()
+        download.begin_waiting(self.connection.time())
+        try:
+            await self._room_waiter
+        finally:
+            download.end_waiting(self.connection.time())
 
-    def has_room(self) -> None:
-        """The client can take more."""
+    def add_room(self, growth: int) -> None:
+        """The client takes *growth* more bytes of the stream. Raises `Http2Error` for a window that HTTP/2 has not."""
+        self._room += growth
+        if self._room > frames.MAX_WINDOW:
+            raise Http2Error(Code.FLOW_CONTROL_ERROR, f"the window of stream {self.number} has {self._room} bytes")
         wake_soon(self._room_waiter)
 
     def finish(self, fields: bytes) -> None:
@@ -227,9 +194,9 @@ class Stream:
         """
         self._check_open()
         self.connection.sender.add_fields(self.number, fields, is_end=True)
-        self.state = State.FINISHED
+        self.is_answered = self.is_closed = True
         if not self.is_ended:
-            self._send(RST_STREAM, Code.NO_ERROR)
+            self._send(frames.RST_STREAM, Code.NO_ERROR)
             self.end()
         self.connection.flush()
 
@@ -244,65 +211,58 @@ class Stream:
 
     # The end
 
-    def reset(self, code: Code) -> None:
-        """End the stream without an answer, or in the middle of it."""
+    def close(self, code: Code | None = None) -> None:
+        """End the stream without an answer, or in the middle of it; the client is told *code*, if there is one."""
         if not self.is_closed:
-            self._send(RST_STREAM, code)
-        self.close()
-
-    def close(self) -> None:
-        """The stream is gone: nothing more comes or goes."""
-        if not self.is_closed:
-            self.state = State.RESET
+            if code is not None:
+                self._send(frames.RST_STREAM, code)
+            self.is_answered, self.is_closed = False, True
         self.break_off(client_left())
         wake_soon(self._room_waiter)
 
-    def cancel(self) -> None:
-        """The client does not want the answer any more."""
-        self.close()
-        if self.task is not None:
-            self.task.cancel()
+    def cancel(self, code: Code | None = None) -> None:
+        """As `close`, and nobody goes on with the call."""
+        self.close(code)
+        self.task.cancel()
 
 
 class Message:
     """One message while it comes: what a `ClientBody` reads from."""
 
-    __slots__ = ("_content_length", "_is_one_of_many", "_left", "_read", "is_compressed", "length", "stream")
+    __slots__ = ("_left", "is_compressed", "is_one_of_many", "length", "read", "stream")
 
-    def __init__(self, stream: Stream, *, content_length: str = "", is_one_of_many: bool = False) -> None:
-        """*content_length*: how many bytes the call says that it has, if it does.
-
-        *is_one_of_many*: others may follow, and the client may take its time before each.
-        """
+    def __init__(self, stream: Stream, *, is_one_of_many: bool = False) -> None:
+        """*is_one_of_many*: others may follow, and the client may take its time before each."""
         self.stream = stream
-        self._content_length = content_length
-        self._is_one_of_many = is_one_of_many
+        self.is_one_of_many = is_one_of_many
         self._left = PREFIX_BYTES
-        self._read: asyncio.Future[None] | None = None
-        self.length: int | None = None
-        """In bytes; None before `begin`."""
+        self.read: asyncio.Future[None] = stream.connection.owner.loop.create_future()
+        """Is done when all of it was read."""
+        self.length = -1
+        """In bytes; -1 before `begin`."""
         self.is_compressed = False
 
     async def begin(self) -> bool:
         """Wait for the length; whether there is a message. Raises `GatewayError` for a beginning that is cut off."""
         stream = self.stream
-        if self._is_one_of_many:
-            stream.forgive()
+        stream.upload = Upload()  # the speed is judged anew: between two messages the client may take its time
         while len(stream.unread) < PREFIX_BYTES:
-            if stream.is_ended:
-                if not stream.unread:
-                    return False
-                raise _cut_off(len(stream.unread), PREFIX_BYTES)
-            await stream.more(STREAM_WINDOW, is_idle=self._is_one_of_many and not stream.unread)
+            if stream.is_ended and not stream.unread:
+                return False
+            await self._more(len(stream.unread), PREFIX_BYTES, is_idle=self.is_one_of_many and not stream.unread)
         prefix = stream.take(PREFIX_BYTES)
         if prefix[0] > 1:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "malformed message: its first byte must be 0 or 1")
         self.is_compressed = bool(prefix[0])
         self._left = self.length = int.from_bytes(prefix[1:])
-        if self._content_length and int(self._content_length) != PREFIX_BYTES + self.length:  # RFC 9113 section 8.1.1
-            words = f"{PREFIX_BYTES + self.length} bytes, and its content-length is {self._content_length}"
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed call: its message takes {words}")
         return True
+
+    async def _more(self, n_bytes: int, expected: int, *, is_idle: bool = False) -> None:
+        """Wait for more than the *n_bytes* of *expected* that have come. Raises `GatewayError` at the end."""
+        if self.stream.is_ended:
+            words = f"the message is cut off: {n_bytes} of {expected} bytes have come"
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, words)
+        await self.stream.more(max(expected - n_bytes, frames.STREAM_WINDOW), is_idle=is_idle)
 
     @property
     def upload(self) -> Upload:
@@ -312,84 +272,43 @@ class Message:
     @property
     def has_arrived(self) -> bool:
         """Whether all of it is there to be read, or was read."""
-        return self.length is not None and len(self.stream.unread) >= self._left
+        return self.length >= 0 and len(self.stream.unread) >= self._left
 
     @property
     def is_read(self) -> bool:
         """Whether all of it was read."""
-        return self.length is not None and not self._left
+        return self.length >= 0 and not self._left
 
     def read_arrived(self) -> Buffer:
         """What has come of it, possibly nothing. Raises as `read_more` does."""
         taken = self.stream.take(self._left)
         self._left -= len(taken)
-        if not self._left:
-            self._end_reading()
+        if not self._left and not self.read.done():
+            self.read.set_result(None)
+            if self.stream.unread and not self.is_one_of_many:
+                raise GatewayError(ErrorKind.MALFORMED_REQUEST, "the call has more than one message")
         return taken
 
     async def read_more(self) -> Buffer:
         """What has come of it; waits if that is nothing; empty at the end. To be called when it was admitted.
 
-        Raises `GatewayError`, MALFORMED_REQUEST where it is cut off and SLOW_CLIENT where it comes too slowly
-        (`limits.body_timeout`); `ConnectionError` if the client left.
+        Raises `GatewayError`, MALFORMED_REQUEST where it is cut off, or not alone, and SLOW_CLIENT where it comes too
+        slowly (`limits.body_timeout`); `ConnectionError` if the client left.
         """
-        stream = self.stream
         while self._left:
             if chunk := self.read_arrived():
                 return chunk
-            if stream.is_ended:
-                assert self.length is not None
-                raise _cut_off(self.length - self._left, self.length)
-            await stream.more(self._left)
+            await self._more(self.length - self._left, self.length)
         return b""
-
-    def check_alone(self) -> None:
-        """Raise `GatewayError` if another message has come behind the only one that the call may have."""
-        if self.stream.unread and not self._is_one_of_many:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, "the call has more than one message")
 
     def fail(self, error: Exception) -> None:
         """Let whoever reads get *error*."""
         self.stream.break_off(error)
 
-    def wait_until_read(self) -> "asyncio.Future[None]":
-        """Is done when all of it was read."""
-        self._read = read = asyncio.get_running_loop().create_future()
-        if self.is_read:
-            self._end_reading()
-        return read
-
-    def _end_reading(self) -> None:
-        if self._read is not None and not self._read.done():
-            self._read.set_result(None)
-
-    async def skip(self) -> bool:
-        """Read and drop the rest of a message that was refused; False if it is too much."""
+    async def skip(self) -> None:
+        """Read and drop the rest of a message that was refused. Raises `GatewayError` where that is too much."""
         if self._left > SKIPPED_BYTES:
-            return False
+            words = "a message was refused before it was read, and is too long to be skipped"
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
         while await self.read_more():
             pass
-        return True
-
-
-def _cut_off(n_bytes: int, expected: int) -> GatewayError:
-    return GatewayError(ErrorKind.MALFORMED_REQUEST, f"the message is cut off: {n_bytes} of {expected} bytes have come")
-
-
-def _pieces(buffers: Iterable[Buffer]) -> Iterable[Buffer]:
-    """*buffers* in pieces of `WRITE_BYTES` at most; short ones are joined."""
-    joined: list[Buffer] = []
-    n_bytes = 0
-    for buffer in buffers:
-        if n_bytes + len(buffer) > WRITE_BYTES:
-            if joined:
-                yield b"".join(joined)
-                joined, n_bytes = [], 0
-            view = memoryview(buffer)
-            for start in range(0, len(view), WRITE_BYTES):
-                yield view[start : start + WRITE_BYTES]
-        else:
-            joined.append(buffer)
-            n_bytes += len(buffer)
-    if joined:
-        yield b"".join(joined)
