@@ -84,12 +84,13 @@ class Speaking:
 
         *total_s*: the longest that a request may take.
         """
-        self._dialect, self._binary = dialect, binary
-        self._fields = fields
         self._wait_s = min(ASK_S, total_s)
-        for state in self._endpoints.states:
-            state.speech.forget()
-            state.speech.failure = None
+        before = self._dialect, self._binary, self._fields
+        self._dialect, self._binary, self._fields = dialect, binary, fields
+        if before != (dialect, binary, fields):  # a reload may have changed nothing of it
+            for state in self._endpoints.states:
+                state.speech.forget()
+                state.speech.failure = None
 
     async def spoken(self) -> Spoken:
         """What the backend speaks. Waits for `ASK_S` at most if endpoints have to be asked first.

@@ -184,6 +184,15 @@ async def test_a_dialect_is_asked_once_and_again_after_a_failure() -> None:
         assert server.asked == 2
 
 
+async def test_a_reload_forgets_what_was_said_only_where_the_question_changes() -> None:
+    server = Server()
+    async with asking([server], "auto", "never") as (asker, _):
+        for binary, n_asked in (("never", 1), ("never", 1), ("auto", 2), ("auto", 2)):
+            asker.configure("auto", binary, [])
+            await asker.spoken()
+            assert server.asked == n_asked
+
+
 async def test_requests_wait_for_one_answer_of_a_server_that_is_doubted_without_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
