@@ -56,11 +56,11 @@ class Call(Generic[T]):
         number = 1
         try:
             while True:
-                now_s = upstream.deadlines.loop.time()
+                now_s = upstream.loop.time()
                 try:
                     if self.request.is_passed and not upstream.speaking.may_get_binary(upstream.pick(self, now_s)):
                         await self._change_form()
-                        now_s = upstream.deadlines.loop.time()
+                        now_s = upstream.loop.time()
                     return await self._attempt(now_s)
                 except _NotBinaryError:
                     self._attempts.pop()  # this attempt has waited in vain, and sent nothing
@@ -90,7 +90,7 @@ class Call(Generic[T]):
         # if the client's upload was late, the endpoint may have closed the connection for that reason
         if not (self._has_failed or (is_body_lost and error.kind is ErrorKind.UPSTREAM_CLOSED)):
             return None
-        now_s = self._upstream.deadlines.loop.time()
+        now_s = self._upstream.loop.time()
         next_ = upstream.pick(self, now_s)
         delay_s = upstream.retry.delay_before_next(
             number,
@@ -130,7 +130,7 @@ class Call(Generic[T]):
         upstream = self._upstream
         state = upstream.pick(self, now_s)
         self._note(state.endpoint, now_s)
-        deadlines = upstream.deadlines.begin(self._total_at, now_s)
+        deadlines = Deadlines(upstream.loop, upstream.plan.settings.timeouts, self._total_at, now_s)
         is_in_flight = False
         try:
             if not (self._has_slot or upstream.connections.take_slot()):
@@ -195,7 +195,7 @@ class Call(Generic[T]):
         try:
             await self._upstream.connections.wait_for_slot()
         finally:  # a wait in vain is not the backend's time, either
-            attempt.started_s = self._upstream.deadlines.loop.time()
+            attempt.started_s = self._upstream.loop.time()
             attempt.queue_s = attempt.started_s - asked_s
         deadlines.enter("total")
         state = self._upstream.pick(self, attempt.started_s)
@@ -228,7 +228,7 @@ class Call(Generic[T]):
                 deadlines.enter("total")  # connecting does not count in `first_byte`
                 self._was_replaced = True
                 self._has_slot = answer.abandon()
-                now_s = self._upstream.deadlines.loop.time()
+                now_s = self._upstream.loop.time()
                 attempt.code = attempt.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
                 attempt.seconds = now_s - attempt.started_s
                 self._note(endpoint, now_s)
@@ -240,7 +240,7 @@ class Call(Generic[T]):
         """End the attempt: close its connection, unless it was given back, and keep the slot for another attempt."""
         if self._answer is not None and self._answer.abandon():
             self._has_slot = True
-        self._last.seconds = self._upstream.deadlines.loop.time() - self._last.started_s
+        self._last.seconds = self._upstream.loop.time() - self._last.started_s
 
     def _judge(self, state: EndpointState, error: GatewayError, is_failure: bool) -> None:
         """Judge the endpoint by an attempt that ended with *error*; *is_failure*: the endpoint caused it."""
@@ -256,6 +256,6 @@ class Call(Generic[T]):
                 state.speech.forget()
             self._upstream.note_failure(state, self._trial, error.message)
         elif is_redirect or error.kind is ErrorKind.BACKEND_ERROR:
-            state.speech.doubt(self._upstream.deadlines.loop.time())  # another kind of server may run there now
+            state.speech.doubt(self._upstream.loop.time())  # another kind of server may run there now
             if self._trial is not None:
                 self._upstream.note_success(state, self._trial)

@@ -11,44 +11,11 @@ from gateway.errors import ErrorKind, GatewayError
 _WORDS = {"idle": "was silent in the middle for", "first_byte": "did not begin to answer within"}
 
 
-LOOK_S = 0.01
-"""How often running deadlines are looked at, and so how late a deadline may take effect."""
-
-
-class DeadlineWatch:
-    """Looks at the deadlines of all attempts of one backend every `LOOK_S`, as long as there are any.
-
-    A timer for each attempt takes 2 us more, which is 1 % of a small request.
-    """
-
-    def __init__(self, timeouts: Timeouts) -> None:
-        """*timeouts* hold for every attempt. Needs a running event loop."""
-        self.loop = asyncio.get_running_loop()  # kept, because `get_running_loop` costs a system call
-        self.timeouts = timeouts
-        self.running: set[Deadlines] = set()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self, total_at: float, now_s: float) -> "Deadlines":
-        """Begin the deadlines of an attempt by the running task; `Deadlines.stop` must follow.
-
-        *total_at*: when `total` is over, by the event loop's clock.
-        """
-        deadlines = Deadlines(self, total_at, now_s)
-        self.running.add(deadlines)
-        if self._timer is None:
-            self._timer = self.loop.call_later(LOOK_S, self._look)
-        return deadlines
-
-    def _look(self) -> None:
-        now_s = self.loop.time()
-        for deadlines in tuple(self.running):
-            if now_s >= deadlines.ends_at:
-                deadlines.expire(now_s)
-        self._timer = self.loop.call_later(LOOK_S, self._look) if self.running else None
-
-
 class Deadlines:
     """The timeouts of one attempt, one for each of its phases; no phase lasts longer than `timeouts.total` allows.
+
+    One timer goes off when a phase that begins now could be over at the earliest; if none is over, it is set again. So
+    entering a phase costs one assignment, and most attempts end before the timer goes off.
 
     When a timeout is over, the task is cancelled. The task then calls `stop`, which tells whether the cancellation came
     from here, and raises the error that `expired` gives. `asyncio.timeout` works the same way.
@@ -60,17 +27,28 @@ class Deadlines:
     _is_own_limit = False  # whether the phase's own limit was over, and not `total`
     _silent_s = 0.0
 
-    def __init__(self, watch: DeadlineWatch, total_at: float, now_s: float) -> None:
-        """Made by `DeadlineWatch.begin`."""
-        self.loop = watch.loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: Timeouts, total_at: float, now_s: float) -> None:
+        """Begin those of an attempt by the running task; `stop` must follow.
+
+        *total_at*: when `total` is over, by the event loop's clock.
+        """
+        self.loop = loop
         self.total_at = self.ends_at = total_at
-        self._running = watch.running
-        self._timeouts = watch.timeouts
-        task = asyncio.current_task(watch.loop)
+        self._timeouts = timeouts
+        self._shortest_s = min(timeouts.first_byte, timeouts.idle)
+        task = asyncio.current_task(loop)
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
         self._entered_s = now_s  # when the last phase began that is the endpoint's time
+        self._timer = loop.call_at(min(total_at, now_s + self._shortest_s), self._look)
+
+    def _look(self) -> None:
+        now_s = self.loop.time()
+        if now_s >= self.ends_at:
+            self.expire(now_s)
+        else:
+            self._timer = self.loop.call_at(min(self.ends_at, now_s + self._shortest_s), self._look)
 
     def enter(self, phase: str) -> None:
         """Enter *phase*: `first_byte` or `idle`, or one of four phases that only `total` ends.
@@ -88,7 +66,6 @@ class Deadlines:
 
     def expire(self, now_s: float) -> None:
         """Cancel the task, because the phase's time is over."""
-        self._running.discard(self)
         self._ended_in = self._phase  # the attempt may enter another phase before it is cancelled
         self._is_own_limit = self._phase in _WORDS and now_s < self.total_at
         self._silent_s = now_s - self._entered_s
@@ -96,7 +73,7 @@ class Deadlines:
 
     def stop(self) -> bool:
         """End the deadlines with the attempt; True if these deadlines, and nobody else, have cancelled the task."""
-        self._running.discard(self)
+        self._timer.cancel()
         return self._ended_in is not None and self._task.uncancel() <= self._cancelling
 
     def was_silent(self) -> bool:

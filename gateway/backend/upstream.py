@@ -3,6 +3,7 @@
 Not here: the attempts of a call (`calling`), the connections themselves (`connections`), the decisions (`policy`).
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -12,7 +13,6 @@ from gateway.backend.asking import BackendRequest
 from gateway.backend.attempt import Read, Transcode
 from gateway.backend.calling import Call
 from gateway.backend.connections import Connections, Limits
-from gateway.backend.deadlines import DeadlineWatch
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
 from gateway.backend.health import HealthProbes
 from gateway.backend.resolving import Names
@@ -52,7 +52,7 @@ class Upstream:
         if uses_tls(settings.endpoints):
             self.tls = TlsContext.following(before.tls if before else None, f"backends.{plan.name}.tls", settings.tls)
         retry, eject = settings.retry, settings.eject
-        self.deadlines = DeadlineWatch(settings.timeouts)
+        self.loop = asyncio.get_running_loop()  # kept, because `get_running_loop` costs a system call
         self.retry = RetryPolicy(retry.attempts, retry.budget, retry.resend_after_sent, plan.workers)
         self.ejection_rules = EjectionRules(eject.failures, eject.window, eject.for_, eject.panic_below)
         self.plan = plan
@@ -130,7 +130,7 @@ class Upstream:
         before the first attempt at an endpoint that has not said that it reads binary; all attempts from then on use
         its result.
         """
-        now_s = self.deadlines.loop.time()
+        now_s = self.loop.time()
         self.recent_calls.count_call(now_s)
         self._turn += 1
         if total_at is None:
@@ -163,7 +163,7 @@ class Upstream:
         states = self.endpoints.states
         n_others = sum(1 for each in states if each is not state and each.is_up and not each.is_ejected)
         rules = self.ejection_rules
-        now_s = self.deadlines.loop.time()
+        now_s = self.loop.time()
         state.speech.doubt(now_s)
         if state in states and state.ejection.fail(now_s, rules, trial, n_others, len(states)):
             state.note(reason)

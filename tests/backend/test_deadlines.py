@@ -1,15 +1,14 @@
-"""The deadlines of attempts: which one has run out, what the error says, and one look at all of them."""
+"""The deadlines of attempts: which one has run out, and what the error says."""
 
 import asyncio
 from collections.abc import Mapping
 
 import pytest
 
-from gateway.backend.deadlines import LOOK_S, Deadlines, DeadlineWatch
+from gateway.backend.deadlines import Deadlines
 from gateway.config.schema import Timeouts
 from gateway.config.values import Duration
 from gateway.errors import ErrorKind
-from tests.backend.waiting import until
 
 MINUTES_S = {"first_byte": 60.0, "idle": 60.0, "total": 60.0}
 
@@ -21,7 +20,7 @@ def timeouts(limits_s: Mapping[str, float]) -> Timeouts:
 def begun(limits_s: Mapping[str, float], total_s: float = 60.0) -> Deadlines:
     """The deadlines of an attempt by this task that begins now."""
     loop = asyncio.get_running_loop()
-    return DeadlineWatch(timeouts(limits_s)).begin(loop.time() + total_s, loop.time())
+    return Deadlines(loop, timeouts(limits_s), loop.time() + total_s, loop.time())
 
 
 async def expire(limits_s: Mapping[str, float], total_s: float, phase: str) -> Deadlines:
@@ -94,9 +93,7 @@ async def test_only_the_endpoints_own_silence_counts_against_it(
     now_s = loop.time()
     with monkeypatch.context() as earlier:
         earlier.setattr(loop, "time", lambda: now_s - n_seconds_ago)
-        deadlines = DeadlineWatch(timeouts(limits_s)).begin(
-            now_s if ends_by_total else now_s + 60, now_s - n_seconds_ago
-        )
+        deadlines = Deadlines(loop, timeouts(limits_s), now_s if ends_by_total else now_s + 60, now_s - n_seconds_ago)
         deadlines.enter(phase)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.Event().wait()
@@ -136,14 +133,10 @@ async def test_each_attempt_ends_at_its_own_deadline() -> None:
     assert attempts.ended == ["total", "first byte", "idle", "idle at last"]
 
 
-async def test_nothing_is_looked_at_once_all_attempts_are_over() -> None:
-    watch, now_s = DeadlineWatch(timeouts(MINUTES_S)), asyncio.get_running_loop().time()
-    first, second = (watch.begin(now_s + 60, now_s) for _ in range(2))
-    assert not first.stop()
-    await asyncio.sleep(2 * LOOK_S)
-    assert watch._timer is not None
-    assert not second.stop()
-    await until(lambda: watch._timer is None)
+async def test_the_timer_of_an_attempt_that_is_over_is_cancelled() -> None:
+    deadlines = begun(MINUTES_S)
+    assert not deadlines.stop()
+    assert deadlines._timer.cancelled()
 
 
 async def test_a_cancellation_of_the_task_is_not_taken_for_the_deadlines() -> None:

@@ -265,7 +265,7 @@ async def test_other_endpoints_are_not_waited_for(monkeypatch: pytest.MonkeyPatc
     with nobody() as dead, nobody() as also_dead:
         async with counting(well) as backend:
             upstream = upstream_of([backend.url, dead, also_dead], f"{IN_TURN}, retry: {{attempts: 3}}")
-            monkeypatch.setattr("gateway.backend.calling.asyncio.sleep", sleep)
+            monkeypatch.setattr("gateway.backend.upstream.asyncio.sleep", sleep)
             assert await call(upstream) == own_answer("1", b"body")
             monkeypatch.undo()
             await upstream.close()
