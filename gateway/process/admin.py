@@ -35,7 +35,7 @@ _unheard = logging.getLogger("gateway.admin")
 _unheard.addFilter(lambda _: False)
 
 _PAGE = Path(__file__).with_name("status.html").read_text(encoding="utf-8")
-_PARTS = re.findall("<(style|script)>(.*?)</", _PAGE, re.DOTALL)
+_PARTS = re.findall(r"<(style|script)>(.*?)</\1>", _PAGE, re.DOTALL)
 _NEVER_KEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _HEADERS_OF_PAGE = {
     **_NEVER_KEPT,
