@@ -179,7 +179,10 @@ class Call(Generic[T]):
         elif has_expired and isinstance(error, asyncio.CancelledError | TimeoutError):
             timeout = deadlines.expired(self._upstream.name)
             self._judge(state, timeout, deadlines.was_silent())
-            raise timeout from None
+            try:
+                raise timeout from None
+            finally:
+                del timeout  # else this frame and the error would hold each other, and with them the request
 
     def _note(self, endpoint: Endpoint, now_s: float) -> None:
         """Record an attempt at *endpoint* that begins *now_s*."""
