@@ -117,6 +117,7 @@ class Layout:
         """How deep the elements are nested; 0 until the first piece has come."""
         self.depth = 0
         """How many lists are open."""
+        self._is_scalar = False
         self._shape = shape
         self._most = math.prod(shape) if shape is not None else None
         self._lengths: list[int | None] = []  # of the lists at each depth, the outermost first; None if not known
@@ -134,6 +135,15 @@ class Layout:
         if self._most and self._shape is not None and rank > 1:
             dimensions = (*self._shape, *[1] * rank)
             self._lengths[1:] = (*dimensions[1 : rank - 1], math.prod(self._shape[rank - 1 :]))
+
+    def listed(self, text: bytes) -> bytes:
+        """*text*, a piece of the data; a scalar is read as the only element of a list."""
+        self._is_scalar = not text.startswith(b"[")
+        if self._is_scalar:
+            text = b"[%b]" % text
+        if not self.rank:
+            self.begin(text)
+        return text
 
     def expect(self, n_elements: int) -> None:
         """Raise `CodecError` if the shape has fewer than *n_elements* more elements."""
@@ -180,6 +190,8 @@ class Layout:
         """All is read: the shape, which the lists tell where it was not known."""
         if self._most is not None and self.count != self._most:
             raise CodecError(f"expected {self._most} elements, got {self.count}")
+        if self._is_scalar:
+            return ()
         return self._shape if self._shape is not None else tuple(length or 0 for length in self._lengths)
 
     def fail(self) -> NoReturn:

@@ -169,11 +169,7 @@ class NumberSink(Prover):
     def _judge(self, text: bytes, opened: bytes | bytearray) -> None:
         """See `Prover`: each value may have to be looked at, and lists may be nested in any way."""
         layout = self._layout
-        is_scalar = not text.startswith(b"[")
-        if is_scalar:
-            text = b"[%b]" % text
-        if not layout.rank:
-            layout.begin(text)
+        text = layout.listed(text)
         parsed = parse(text, self._datatype)
         if parsed is not None:
             self._window_bytes = min(most_bytes(), 2 * self._window_bytes)
@@ -187,8 +183,6 @@ class NumberSink(Prover):
         layout.take(lengths, len(values), len(opened))
         if not opened:
             self._finish_data()
-        if is_scalar:
-            self._shape = ()
 
     def _begin_string(self, before: bytes) -> None:
         raise CodecError(f"element {self._layout.count}: expected {self._datatype.name}, got a long string")

@@ -198,11 +198,7 @@ class BytesSink(Prover):
     def _judge(self, text: bytes, opened: bytes | bytearray) -> None:
         """See `Prover`: an element may be anything, and lists may be nested in any way."""
         layout = self._layout
-        is_scalar = not text.startswith(b"[")
-        if is_scalar:
-            text = b"[%b]" % text
-        if not layout.rank:
-            layout.begin(text)
+        text = layout.listed(text)
         try:
             tree = json.loads(text.decode())
         except UnicodeDecodeError as error:
@@ -216,8 +212,6 @@ class BytesSink(Prover):
         if OBJECT in opened:
             raise CodecError(f"element {layout.count + len(items) - 1}: {_WRONG_OBJECT}")
         self._end_piece(lengths, len(items), opened)
-        if is_scalar:
-            self._shape = ()
 
     def _octets(self, item: Any, index: int) -> bytes:
         """The element *item*, which is a string, an object, or something else."""
