@@ -164,7 +164,6 @@ class ClientBody:
             body = memoryview(whole)
         else:
             body = await self._read_growing(coding, is_admitted=length is not None)
-        assert self._reservation is not None
         self._reservation.end_upload()
         await self.take_slot()
         return body

@@ -93,7 +93,7 @@ def resource_of(service_name: str) -> Resource:
 
 
 def spans_of(resource: Resource, exchange: Exchange, trace: Trace) -> list[ReadableSpan]:
-    """All spans of *exchange*, made at its end: spans started by the SDK would get other ids, and cost twice as much.
+    """All spans of *exchange*, made at its end: spans started by the SDK would get other ids.
 
     The request's own is the last, so that a collector that has it has the others, too. Others are cut to its time,
     which rounding and a second clock may exceed a little.
