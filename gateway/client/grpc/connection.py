@@ -216,8 +216,8 @@ class GrpcConnection(Connection):
         self.sender.receive(n_bytes)
         if stream is None or stream.is_closed:
             return
-        self._message_bytes += len(data)
         stream.feed(data, n_bytes)
+        self._message_bytes += len(data)
         if is_end:
             stream.end()
 
