@@ -136,6 +136,8 @@ class ClientConnection(Connection):
 
     def _take_body(self, data: bytes, request: Served) -> None:
         """Keep *data* for the reader of *request*'s body, and bytes behind the body for the next request."""
+        if data:  # a client that sends its body does not wait to be told to
+            request.is_expecting = False
         self._behind += request.feed_body(data)
         self.count()
         if request.unread_bytes >= UNREAD_BYTES or len(self._behind) >= BEHIND_BYTES:

@@ -246,6 +246,23 @@ async def test_reserving_more_than_there_is_room_for_is_refused_and_everything_g
         assert (await running.exchange()).error is ErrorKind.OVERLOADED
 
 
+async def test_a_client_that_does_not_wait_for_its_invitation_gets_none_in_the_middle_of_its_reply() -> None:
+    async def relay(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        await reply.begin(200, [], 4)
+        await reply.write(await body.read_first(2))
+        async for chunk in body.chunks():
+            await reply.write(chunk)
+        await reply.end()
+
+    async with serving(relay) as running, connect(running.url) as client:
+        client.writer.write(post(b"ab", 4, b"Expect: 100-continue\r\n"))
+        assert (await client.read_reply(to_head=True)).status == 200
+        assert await client.reader.readexactly(2) == b"ab"
+        client.writer.write(b"cd")
+        assert await client.reader.readexactly(2) == b"cd"
+        assert (await client.exchange(post(b"abcd"))).body == b"abcd"
+
+
 async def refuse(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
     raise GatewayError(ErrorKind.NO_ROUTE, "no route")
 
