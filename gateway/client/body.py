@@ -223,8 +223,8 @@ class ClientBody:
     async def read_first(self, n_bytes: int) -> bytes:
         """Wait until *n_bytes* or all bytes of a relayed body have arrived, and read all that have.
 
-        That may be more than *n_bytes*: aiohttp stops reading from a client when more than 512 KiB of its body wait,
-        and the last read from the socket may have brought up to 256 KiB. Raises as `chunks` does.
+        That may be more than *n_bytes*: a client is read until 256 KiB of its body wait, and the last read from the
+        socket may have brought as many. Raises as `chunks` does.
         """
         pieces = []
         left = n_bytes
