@@ -261,7 +261,8 @@ async def _look(admission: Admission) -> None:
         while admission.waiting:
             due_s = loop.time() + LOOK_S
             await asyncio.sleep(LOOK_S)
-            if loop.time() < due_s + LOOK_S:  # else the loop stood still, and bytes of clients wait in the kernel
-                admission.look(loop.time())
+            if loop.time() > due_s + LOOK_S:  # the loop stood still, and bytes of clients wait in the kernel
+                await asyncio.sleep(LOOK_S)
+            admission.look(loop.time())
     finally:
         admission.looking = None

@@ -6,14 +6,15 @@ import time
 
 import pytest
 
-from gateway.client.body import ClientBody
+from gateway.client.body import ClientBody, _look
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.served import DROP_BYTES
 from gateway.config import Size
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import SLICE_S, Pacer
-from gateway.policy.admission import SMALL_BYTES, Admission
+from gateway.policy.admission import LOOK_S, SMALL_BYTES, Admission, Claim, Reservation
+from gateway.policy.slowness import Upload
 from tests.client.raw import connect, echo, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -261,6 +262,29 @@ async def test_a_client_that_does_not_wait_for_its_invitation_gets_none_in_the_m
         client.writer.write(b"cd")
         assert await client.reader.readexactly(2) == b"cd"
         assert (await client.exchange(post(b"abcd"))).body == b"abcd"
+
+
+async def test_a_claim_gets_its_verdict_although_the_loop_stands_still_all_the_time() -> None:
+    async def stand_still() -> None:
+        while True:
+            time.sleep(3 * LOOK_S)  # noqa: ASYNC251  on purpose
+            await asyncio.sleep(0)
+
+    now_s = asyncio.get_running_loop().time()
+    admission, upload, verdict = Admission(100, 10), Upload(), asyncio.Event()
+    Reservation(admission).take(80)
+    slow = Reservation(admission)
+    upload.begin_waiting(now_s)
+    slow.begin_upload(upload, lambda words: None)
+    claim = Claim(Reservation(admission), 50, 0, now_s + LOOK_S, bool, verdict.set)
+    assert admission.wait(claim, now_s)
+    tasks = [asyncio.create_task(stand_still()), asyncio.create_task(_look(admission))]
+    try:
+        await asyncio.wait_for(verdict.wait(), 20 * LOOK_S)
+    finally:
+        for task in tasks:
+            task.cancel()
+    assert claim.is_granted is False
 
 
 async def refuse(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
