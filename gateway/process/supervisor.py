@@ -8,6 +8,7 @@ Not here: the worker's own process (`worker`), and the format of messages (`cont
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import sys
 import time
@@ -40,6 +41,8 @@ HANG_S = 5.0
 
 SILENT_S = 3.0
 """How long after its last message a worker counts as hanging; it sends ten a second."""
+
+_OF_TERMINAL = {signal.SIGHUP, signal.SIGINT}
 
 log = logging.getLogger("gateway")
 
@@ -148,16 +151,18 @@ class Supervisor(Running):
                 # a `unix:` address cannot be bound a second time
                 given.append(holder.dup() if address.is_unix else await listeners.bind(address, is_shared=True))
             told, *listening = (each.fileno() for each in given)
+            # until the worker ignores them: a terminal's signals go to all processes, and would end the worker
+            signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINAL)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gateway.process.worker", self.name, *map(str, listening)),
                 stdin=told,
                 pass_fds=listening,
-                process_group=0,  # else it would get a terminal's signals, which are for the supervisor
             )
         except BaseException:
             own.close()
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINAL)
             for each in given:
                 each.close()
         # the end of this socket tells the worker that the supervisor is gone
