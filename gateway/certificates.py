@@ -61,7 +61,7 @@ class TlsContext:
 
     @classmethod
     def following(cls, before: "TlsContext | None", where: str, settings: Settings | None) -> "TlsContext | None":
-        """For a reload: *before* with its files read again if the settings are the same, else a new context.
+        """For a reload: *before*, with changed files read again, if the settings are the same; else a new context.
 
         None without *settings*. Raises `ConfigError`.
         """
@@ -69,7 +69,8 @@ class TlsContext:
             return None
         if before is None or before.settings != settings:
             return cls(where, settings)
-        before._load()
+        if before._stamps() != before._loaded:
+            before._load()
         return before
 
     def look(self) -> None:
@@ -92,10 +93,11 @@ class TlsContext:
     def _load(self) -> None:
         """Read the files. Raises `ConfigError`, and the contexts stay as they were."""
         # stamps are taken before reading: a file that changes meanwhile is seen at the next look
-        self._judged = self._stamps()
+        self._judged = stamps = self._stamps()
         protocols = (HTTP1, HTTP2) if isinstance(self.settings, ListenerTls) else (HTTP1,)
         self.contexts = {protocol: _context(self.where, self.settings, protocol) for protocol in protocols}
         self.expires_at = _expiry(self.settings)
+        self._loaded = stamps
 
     def _stamps(self) -> list[Stamp]:
         paths = [getattr(self.settings, key, None) for key in ("certificate", "key", "ca", "client_ca")]
