@@ -84,9 +84,8 @@ class BytesSink(Prover):
         """*label* names the tensor in errors, *shape* says how many elements there are and how they are nested.
 
         Without a *shape* it is learned from the lists, which must be nested in full; an element without lists is a
-        scalar. *b64_objects*: an element may be
-        an object `{"b64": "..."}`, TensorFlow's form for octets, beside strings. *missing*: the element
-        that `null` and `NaN` become; a text refuses them, and stands behind the words.
+        scalar. *b64_objects*: an element may be an object `{"b64": "..."}`, TensorFlow's form for octets, beside
+        strings. *missing*: the element that `null` and `NaN` become; a text refuses them, and stands behind the words.
         """
         super().__init__(label)
         self._elements = bytearray()
