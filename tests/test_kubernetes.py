@@ -798,7 +798,9 @@ async def succeeded(session: aiohttp.ClientSession, gateway: GatewayProcess, pod
     return await probe(session, gateway, pod, "readinessProbe") == 200
 
 
-@each_form
+@pytest.mark.parametrize(
+    "form", ["front", *(pytest.param(form, marks=pytest.mark.slow) for form in ("sidecar", "kserve"))]
+)
 async def test_change_of_the_mounted_config_map_is_taken(
     form: str, pod: GatewayPod, server: JsonServer, tmp_path: Path
 ) -> None:

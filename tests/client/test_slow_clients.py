@@ -202,39 +202,45 @@ async def test_limits_that_are_replaced_hold_for_connections_that_are_open() -> 
 HALF = b"Content-Length: 100\r\n\r\n" + b"x" * 50
 
 
-@pytest.mark.parametrize(
-    ("rest", "more"),
-    [
-        pytest.param(HALF, b"", id="silent"),
-        pytest.param(b"Content-Length: 100\r\n\r\n", b"", id="silent from the beginning"),
-        pytest.param(b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n", b"", id="silent after the invitation"),
-        pytest.param(b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", b"", id="silent between chunks"),
-        pytest.param(b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n5;", b"x", id="trickling the head of a chunk"),
-        pytest.param(b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n", b"x", id="trickling a trailer"),
-        pytest.param(b"Content-Length: 900000\r\n\r\n", b"x", id="trickling"),
-        pytest.param(b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", id="trickling chunks"),
-        pytest.param(
-            b"Content-Length: 100\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(b"x")[:-1], b"", id="gzip"
-        ),
-    ],
-)
-async def test_a_body_that_comes_too_slowly_is_answered_with_408(rest: bytes, more: bytes) -> None:
-    async with serving(echo, limits=BODIES) as served, connect(served.url) as client:
-        client.writer.write(POST + rest)
-        if b"Expect" in rest:
-            assert (await client.read_reply()).status == 100
-        trickling = asyncio.create_task(trickle(client, more))
-        reply = await client.read_reply()
-        assert reply.status == 408
-        assert reply.error.startswith("the client sent its body too slowly: ")
-        assert reply.error.endswith(" (limits.body_timeout)")
-        assert reply.all("connection") == ["close"]
-        assert await client.is_closed()
-        await trickling
-        exchange = await served.exchange()
-        assert (exchange.error, exchange.status) == (ErrorKind.SLOW_CLIENT, 408)
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+GZIP = b"Content-Length: 100\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(b"x")[:-1]
+SLOW_BODIES = {
+    "silent": (HALF, b""),
+    "silent from the beginning": (b"Content-Length: 100\r\n\r\n", b""),
+    "silent after the invitation": (b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n", b""),
+    "silent between chunks": (CHUNKED + b"5\r\nhello\r\n", b""),
+    "trickling the head of a chunk": (CHUNKED + b"5\r\nhello\r\n5;", b"x"),
+    "trickling a trailer": (CHUNKED + b"5\r\nhello\r\n0\r\n", b"x"),
+    "trickling": (b"Content-Length: 900000\r\n\r\n", b"x"),
+    "trickling chunks": (CHUNKED, b"1\r\nx\r\n"),
+    "gzip": (GZIP, b""),
+}
+"""What is sent of a body at once, and again and again."""
+
+
+async def test_a_body_that_comes_too_slowly_is_answered_with_408() -> None:
+    async def reply_of(served: Running, case: str) -> None:
+        rest, more = SLOW_BODIES[case]
+        async with connect(served.url) as client:
+            client.writer.write(POST + rest)
+            if b"Expect" in rest:
+                assert (await client.read_reply()).status == 100
+            trickling = asyncio.create_task(trickle(client, more))
+            reply = await client.read_reply()
+            assert reply.status == 408, case
+            assert reply.error.startswith("the client sent its body too slowly: "), case
+            assert reply.error.endswith(" (limits.body_timeout)"), case
+            assert reply.all("connection") == ["close"], case
+            assert await client.is_closed(), case
+            await trickling
+
+    async with serving(echo, limits=BODIES) as served:
+        await asyncio.gather(*(reply_of(served, case) for case in SLOW_BODIES))
         await nothing_is_open(served)
-        assert served.server.slow_connections == {"header_timeout": 0, "body_timeout": 1, "client_idle": 0}
+        ended = [(exchange.error, exchange.status) for exchange in served.exchanges]
+        assert ended == [(ErrorKind.SLOW_CLIENT, 408)] * len(SLOW_BODIES)
+        counted = {"header_timeout": 0, "body_timeout": len(SLOW_BODIES), "client_idle": 0}
+        assert served.server.slow_connections == counted
 
 
 async def test_time_in_which_the_gateway_does_not_read_is_not_the_clients() -> None:

@@ -232,7 +232,7 @@ async def test_what_a_message_takes_is_free_when_its_call_has_ended(end: str) ->
             await connection.reader.read()
 
     body = in_message(np.full(2_000_000, 0.1, "f4"), "FP32", is_typed=False).SerializeToString()
-    async with lying(script) as liar, serving(liar.url, backend="timeouts: {total: 2s}") as both:
+    async with lying(script) as liar, serving(liar.url, backend="timeouts: {total: 700ms}") as both:
         async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
             infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             gc.disable()

@@ -423,16 +423,20 @@ BEGUN = {
 SENDING = [*FIELDS[:2], (":path", "/inference.GRPCInferenceService/ModelStreamInfer"), *FIELDS[3:]]
 
 
-@pytest.mark.parametrize("case", BEGUN)
-async def test_what_has_begun_to_come_ends_within_its_limit(server: JsonServer, case: str) -> None:
+async def test_what_has_begun_to_come_ends_within_its_limit(server: JsonServer) -> None:
     """A stream of messages is open where there can be one, so that the connection is not idle."""
     limits = "limits: {header_timeout: 1s, body_timeout: 300s, client_keep_alive: 300s}"
-    begun = BEGUN[case].replace(PREFACE + frame(SETTINGS), PREFACE + fields(1, SENDING))
-    async with serving(server.url, limits) as both, connected(address_of(both[0]), begins=False) as raw:
-        await raw.send(begun.replace(fields(1)[:-1], fields(3)[:-1]))
-        while await raw.read() is not None:
-            pass
-        assert both[0].gateway.data_plane.server.slow_connections["header_timeout"] == 1
+
+    async def end_of(address: str, case: str) -> None:
+        begun = BEGUN[case].replace(PREFACE + frame(SETTINGS), PREFACE + fields(1, SENDING))
+        async with asyncio.timeout(10), connected(address, begins=False) as raw:
+            await raw.send(begun.replace(fields(1)[:-1], fields(3)[:-1]))
+            while await raw.read() is not None:
+                pass
+
+    async with serving(server.url, limits) as both:
+        await asyncio.gather(*(end_of(address_of(both[0]), case) for case in BEGUN))
+        assert both[0].gateway.data_plane.server.slow_connections["header_timeout"] == len(BEGUN)
 
 
 async def test_a_frame_of_data_between_two_messages_ends_within_its_limit(server: JsonServer) -> None:
@@ -448,13 +452,16 @@ async def test_a_frame_of_data_between_two_messages_ends_within_its_limit(server
 
 
 async def test_a_message_between_two_others_that_is_half_there(server: JsonServer) -> None:
+    async def status_of_half(address: str, n_bytes: int) -> str:
+        async with connected(address) as raw:
+            await raw.send(fields(1, SENDING) + frame(DATA, 1, message(BODY)))
+            await raw.until(DATA)
+            await raw.send(frame(DATA, 1, message(BODY)[:n_bytes]) + frame(DATA, 1, message(BODY)[n_bytes:])[:-1])
+            return str(await raw.status(1))
+
     async with serving(server.url, "limits: {body_timeout: 1s}") as both:
-        for n_bytes in (2, 20):
-            async with connected(address_of(both[0])) as raw:
-                await raw.send(fields(1, SENDING) + frame(DATA, 1, message(BODY)))
-                await raw.until(DATA)
-                await raw.send(frame(DATA, 1, message(BODY)[:n_bytes]) + frame(DATA, 1, message(BODY)[n_bytes:])[:-1])
-                assert "limits.body_timeout" in str(await raw.status(1))
+        for status in await asyncio.gather(*(status_of_half(address_of(both[0]), n_bytes) for n_bytes in (2, 20))):
+            assert "limits.body_timeout" in status
         await still_serves(both)
 
 
