@@ -1,4 +1,7 @@
-"""Runs one target under atheris: `python -m tests.fuzz request -max_total_time=60 [CORPUS_FOLDER]`."""
+"""Runs one target under atheris: `python -m tests.fuzz request -max_total_time=60 [CORPUS_FOLDER]`.
+
+With files instead of a folder it runs the target on them and ends, to see again what was found.
+"""
 
 import sys
 import tempfile
@@ -19,10 +22,12 @@ def main() -> None:
     def run_one(data: bytes) -> None:
         target(atheris.FuzzedDataProvider(data))
 
-    corpus = Path(tempfile.mkdtemp())
-    targets.seeds(name, corpus)
-    # libFuzzer writes what it finds to the first folder and only reads the others
-    atheris.Setup([sys.argv[0], *targets.options(name), *sys.argv[2:], str(corpus)], run_one)
+    arguments = [*targets.options(name), *sys.argv[2:]]
+    if not any(Path(argument).is_file() for argument in sys.argv[2:]):
+        corpus = Path(tempfile.mkdtemp())
+        targets.seeds(name, corpus)
+        arguments.append(str(corpus))  # libFuzzer writes what it finds to the first folder and only reads the others
+    atheris.Setup([sys.argv[0], *arguments], run_one)
     atheris.Fuzz()
 
 
