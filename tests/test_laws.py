@@ -3,6 +3,7 @@
 import ast
 import functools
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,16 @@ def test_dependencies_say_why_they_are_there() -> None:
         block = re.search(rf"^{name} = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
         assert block is not None
         assert all("#" in line for line in block[1].splitlines())
+
+
+def test_every_package_that_is_installed_is_used() -> None:
+    """The text of the metrics is prometheus_client's: what a well-kept library does is not written again."""
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.match(r"[\w-]+", each)[0].replace("-", "_") for each in required}  # type: ignore[index]
+    modules = {{"pysimdjson": "simdjson", "pyyaml": "yaml"}.get(name, name) for name in names}
+    imported = {name.partition(".")[0] for path in GATEWAY.rglob("*.py") for name in imports_of(path)}
+    assert {"aiohttp", "numpy", "msgspec", "prometheus_client"} <= modules
+    assert modules - imported == set()
 
 
 CITATION = re.compile(
