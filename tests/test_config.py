@@ -31,7 +31,7 @@ from gateway.config.rules import ERRORS, Rule
 from gateway.config.schema import ModelTensor
 from gateway.config.structure import choices_of, without_none
 from gateway.config.values import FORMATS
-from gateway.config.warnings import UNUSED, WARNINGS
+from gateway.config.warnings import WARNINGS
 from gateway.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -124,7 +124,6 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
             one_backend("leave_out: [ids]"),
             "a.leave_out[0]: expected id, outputs or parameters, got 'ids', did",
         ),
-        (one_backend("leave_out: [id, outputs, id]"), "backends.a.leave_out: duplicate member"),
         (one_backend("ids: always, leave_out: [outputs, id]"), "backends.a.ids: expected client, because `leave_out`"),
         (one_backend("dialect: tensorflow, ids: always"), "backends.a.ids: this is for servers of V2, and"),
         (one_backend("ids: alway"), "a.ids: expected client or always, got 'alway', did you mean `always`?"),
@@ -135,6 +134,7 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
         ),
         (one_backend("models: {m: {output: {y: {datatype: FP32}}}}"), "a.models.m.output: unknown key, did you mean"),
         (one_backend("models: {m: {inputs: {x: {shape: [-2, 1]}}}}"), "a.models.m.inputs.x.shape: expected at most 64"),
+        (one_backend("models: {m: {outputs: {x: {shape: [-2]}}}}"), "a.models.m.outputs.x.shape: expected at most 64"),
         (one_backend("models: {m: {inputs: {x: {shape: [1.5]}}}}"), "x.shape[0]: expected a whole number, got 1.5"),
         (one_backend("models: {m: {inputs: {x: {shape: 4}}}}"), "models.m.inputs.x.shape: expected a list, got 4"),
         (
@@ -285,10 +285,10 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
         ),
         ("access: {deny: [/a, '*/b', v2/c]}\n" + MINIMAL, "access.deny[2]: expected a pattern of paths, which begins"),
         ("access: {tokens_file: ''}\n" + MINIMAL, "access.tokens_file: expected the path of a file, got ''"),
-        ("tls: {certificate: a.pem}\n" + MINIMAL, "tls.key: missing; expected a file's path"),
+        ("tls: {certificate: a.pem}\n" + MINIMAL, "tls.key: missing; expected the path of a file"),
         ("tls: {certificate: 5, key: a}\n" + MINIMAL, "tls.certificate: expected the path of a file, got 5"),
         ("admin: unix:/run/x\n" + MINIMAL, "admin: expected host:port; `unix:` is for `listen` only"),
-        ("listen: 'unix:'\n" + MINIMAL, "listen: expected the path of a socket"),
+        ("listen: 'unix:'\n" + MINIMAL, "listen: expected host:port"),
         (f"listen: unix:/{'x' * 107}\n" + MINIMAL, "listen: expected a path of at most 107 bytes"),
         ("backends: {a: {}}", "backends.a.endpoints: missing; expected a list"),
         ("backends: {a: {endpoints: http://x}}", "backends.a.endpoints: expected a list, got 'http://x'"),
@@ -400,7 +400,7 @@ def test_members_that_are_left_out_are_a_policy_of_the_codec() -> None:
     assert parse(one_backend("leave_out: [id, outputs]")).backends["a"].tensor_policy.leave_out == {"id", "outputs"}
 
 
-@pytest.mark.parametrize("rule", [*ERRORS, *WARNINGS, *UNUSED], ids=lambda rule: f"{rule.part.__name__} {rule.keys}")
+@pytest.mark.parametrize("rule", [*ERRORS, *WARNINGS], ids=lambda rule: f"{rule.part.__name__} {rule.keys}")
 def test_every_rule_is_about_keys_that_exist_and_its_words_can_be_said(rule: Rule) -> None:
     for key in rule.keys.split():
         type_: Any = rule.part
@@ -425,7 +425,7 @@ def test_durations_are_written_so_that_they_are_read_back_exactly(text: str) -> 
     assert parse(MINIMAL + f"shutdown: {{grace: {config.shutdown.grace}}}\n").shutdown == config.shutdown
 
 
-@given(st.floats(0, allow_infinity=False, allow_nan=False))
+@given(st.floats(0, 1e15, exclude_max=True))
 def test_every_duration_is_written_exactly(seconds: float) -> None:
     config = msgspec.structs.replace(parse(MINIMAL), shutdown=Shutdown(grace=Duration(seconds)))
     assert decode(encode(config)) == config
@@ -493,10 +493,12 @@ def test_aliases_are_read_and_a_bomb_of_them_is_refused() -> None:
     )
     config = parse(shared + "\nroutes: [{name: r, backend: a}]")
     assert config.backends["b"].timeouts.total == Duration(9)
-    levels = "".join(f"x{n + 1}: &x{n + 1} [{', '.join([f'*x{n}'] * 9)}]\n" for n in range(9))
-    for bomb in ("x0: &x0 [lol]\n" + levels, "x: &x [*x]\n"):
-        with pytest.raises(ConfigError, match="more than 100000 keys and values, counting what aliases stand for"):
-            parse(bomb + MINIMAL)
+    levels = "".join(f", x{n + 1}: &x{n + 1} [{', '.join([f'*x{n}'] * 9)}]" for n in range(9))
+    bomb = one_backend(f"models: {{m: {{request: {{path: /, body: {{x0: &x0 [lol]{levels}}}}}}}}}")
+    with pytest.raises(ConfigError, match="more than 100000 keys and values, counting aliases"):
+        parse(bomb)
+    with pytest.raises(ConfigError, match="not YAML: nested too deep"):
+        parse(one_backend("models: {m: {request: {path: /, body: &x [*x]}}}"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 Not here: what is an error (`reading`, `rules`).
 """
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ from gateway.config.values import FilePath
 
 HIDDEN = "***"
 """Shown instead of a value that is secret."""
+
+_NAMED_KEY = re.compile("`([^`]+)`")
 
 
 class Finding(NamedTuple):
@@ -35,12 +37,14 @@ class Inspected:
     """What was found in a configuration."""
 
     file: str
-    read: Config | None
+    read: Config | None = None
     """The configuration with placeholders where there are errors; None if nothing could be read."""
-    errors: list[Finding]
+    errors: list[Finding] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
     """The line of each key of the file, by the key's path."""
+    unread: list[str] = field(default_factory=list)
+    """The keys that were not read as they were meant. Nothing else is told of them, so that one mistake is one line."""
 
     @property
     def config(self) -> Config | None:
@@ -48,7 +52,7 @@ class Inspected:
         return None if self.errors else self.read
 
     def add_error(self, key: str, reason: str) -> None:
-        """Add an error of *key* that was found outside of the schema, unless the key has one."""
+        """Add an error of *key* that was found after reading, unless the key has one."""
         self._add(self.errors, key, reason)
 
     def add_warning(self, key: str, reason: str) -> None:
@@ -56,8 +60,22 @@ class Inspected:
         self._add(self.warnings, key, reason)
 
     def _add(self, findings: list[Finding], key: str, reason: str) -> None:
-        if self.read is not None and not any(overlap(key, error.key) for error in self.errors):
-            findings.append(Finding(line_of_key(self.lines, key), key, without_hidden_paths(self.read, reason)))
+        """Add a finding at the line of *key*, or, if only a default is wrong, of the key in the *reason* that is not.
+
+        Not if *key* has an error or was not read, and not because of another key in the *reason* for which that holds.
+        """
+        named = _NAMED_KEY.findall(reason)
+        wrong = [error.key for error in self.errors]
+        if self.read is None or key in wrong or overlap([key], self.unread) or overlap(named, wrong + self.unread):
+            return
+        line = next((line for name in (key, *named) if (line := self.line_of(name))), 1)
+        findings.append(Finding(line, key, without_hidden_paths(self.read, reason)))
+
+    def line_of(self, key: str) -> int:
+        """The line of *key*, or of the innermost key around it that stands in the file; else 0."""
+        while key and key not in self.lines:
+            key = key[: max(key.rfind("."), key.rfind("["), 0)]
+        return self.lines.get(key, 0)
 
     def texts(self) -> list[str]:
         """Every error and warning as a line of text, in the order of the file's lines."""
@@ -73,14 +91,10 @@ def without_hidden_paths(config: Config, text: str) -> str:
     return text
 
 
-def line_of_key(lines: Mapping[str, int], key: str) -> int:
-    """The line of *key*, or of the innermost key around it that stands in the file; else the first."""
-    while key and key not in lines:
-        key = key[: max(key.rfind("."), key.rfind("["), 0)]
-    return lines.get(key, 1)
+def overlap(some: list[str], others: list[str]) -> bool:
+    """Whether one of *some* keys is one of the *others*, a part of it, or what it is a part of."""
+    return any(one == other or _is_inside(one, other) or _is_inside(other, one) for one in some for other in others)
 
 
-def overlap(one: str, other: str) -> bool:
-    """Whether one of two keys is the other, or a part of it; the empty key is that of no part of the file."""
-    inner, outer = (one, other) if len(one) > len(other) else (other, one)
-    return inner == outer or (outer != "" and inner.startswith((f"{outer}.", f"{outer}[")))
+def _is_inside(key: str, other: str) -> bool:
+    return key.startswith((f"{other}.", f"{other}["))

@@ -13,24 +13,10 @@ import msgspec
 
 from gateway.config.schema import Config
 from gateway.config.structure import choices_of, fields_in_file, is_struct, without_none
-from gateway.config.values import Address, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers, plain
+from gateway.config.values import KINDS, Workers, plain
 
 _OUTSIDE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${file:PATH}: a value from outside"}
-
-_KINDS: dict[Any, dict[str, Any]] = {
-    str: {"type": "string"},
-    FilePath: {"type": "string", "minLength": 1, "description": "a path, relative to this file"},
-    bool: {"type": "boolean"},
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    Duration: {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)$", "examples": ["250ms", "2s", "5m"]},
-    Size: {"type": "string", "pattern": "^[0-9]{1,15}(B|KiB|MiB|GiB)$", "examples": ["64KiB", "256MiB", "1GiB"]},
-    Workers: {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]},
-    Address: {"type": "string", "pattern": "^(unix:.+|.+:[0-9]{1,5})$", "examples": ["127.0.0.1:8080"]},
-    Endpoint: {"type": "string", "pattern": "^https?://", "examples": ["http://127.0.0.1:8000"]},
-    ProxyNetwork: {"type": "string", "pattern": "^(unix|[0-9A-Fa-f:.]+(/[0-9]{1,3})?)$", "examples": ["10.0.0.0/8"]},
-    Sticky: {"type": "string", "pattern": "^(none|sequence_id|header:.+)$"},
-}
+_NAMES = {bool: "boolean", int: "integer", float: "number"}
 
 
 def json_schema() -> dict[str, Any]:
@@ -65,11 +51,20 @@ def _schema(type_: Any) -> dict[str, Any]:
     origin = typing.get_origin(type_)
     if type_ is Any:
         return {}
+    if type_ is str:
+        return {"type": "string"}
     if is_struct(type_):
         return _struct(type_)
     if origin is list:
         return {"type": "array", "items": _schema(typing.get_args(type_)[0])}
     if origin is dict:
         return {"type": "object", "additionalProperties": _schema(typing.get_args(type_)[1])}
-    schema = {"enum": choices_of(type_)} if choices_of(type_) else _KINDS[type_]
-    return dict(schema) if type_ in (str, FilePath) else {"anyOf": [schema, {"$ref": "#/$defs/outside"}]}
+    return {"anyOf": [_scalar(type_), {"$ref": "#/$defs/outside"}]}
+
+
+def _scalar(type_: Any) -> dict[str, Any]:
+    if type_ in KINDS:
+        kind = KINDS[type_]
+        text = {"type": "string", "description": kind.expected, "pattern": f"^({kind.pattern})$"}
+        return {"anyOf": [{"type": "integer", "minimum": 1}, text]} if type_ is Workers else text
+    return {"enum": choices_of(type_)} if choices_of(type_) else {"type": _NAMES[type_]}

@@ -16,7 +16,7 @@ from gateway.config.rules import check
 from gateway.config.schema import Config
 from gateway.config.structure import walk
 from gateway.config.values import FilePath, plain, read, shortened
-from gateway.config.warnings import UNUSED, WARNINGS
+from gateway.config.warnings import WARNINGS
 from gateway.errors import ConfigError
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -110,38 +110,30 @@ def _read_file(path: Path) -> Inspected:
         with path.open("rb") as opened:
             content = opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        return Inspected(str(path), None, [Finding(0, "", f"cannot be read: {error.strerror}")])
+        return Inspected(str(path), errors=[Finding(0, "", f"cannot be read: {error.strerror}")])
     return _read(content, str(path), path.absolute().parent)
 
 
 def _read(content: bytes, file: str, base: Path) -> Inspected:
     if len(content) > MAX_FILE_BYTES:
-        return Inspected(file, None, [Finding(0, "", f"more than {MAX_FILE_BYTES} bytes")])
+        return Inspected(file, errors=[Finding(0, "", f"more than {MAX_FILE_BYTES} bytes")])
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        return Inspected(file, None, [Finding(line, "", "not UTF-8")])
+        return Inspected(file, errors=[Finding(line, "", "not UTF-8")])
     return inspected(text, file, base)
 
 
 def _looked_closer_at(found: Inspected) -> Inspected:
-    """Add warnings, and an error for each file that a key names and that cannot be read.
+    """Add warnings, and an error for each file that a key names and that is not there.
 
     What such a file holds is judged by whoever reads it.
     """
-    # routes that could not be read may lead to a backend, or match before others
-    is_whole = not any(error.key.startswith(("routes", "backends")) or not error.key for error in found.errors)
-    for key, reason in check(WARNINGS + UNUSED if is_whole else WARNINGS, found.read):
+    for key, reason in check(WARNINGS, found.read):
         if key in found.lines and len(found.warnings) < MAX_FINDINGS:  # a default is not warned of
             found.add_warning(key, reason)
     for key, value in walk(found.read):
-        if isinstance(value, FilePath):
-            try:
-                if not Path(value).is_file():
-                    found.add_error(key, f"no such file: {value}")
-                elif not os.access(value, os.R_OK):
-                    found.add_error(key, f"this user may not read the file: {value}")
-            except OSError as error:
-                found.add_error(key, f"cannot be read: {error.strerror}")
+        if isinstance(value, FilePath) and not os.path.isfile(value):
+            found.add_error(key, f"no such file: {value}")
     return found

@@ -4,7 +4,6 @@ Words name keys and never repeat a value, which may be a secret from outside. No
 allowed but hardly meant (`warnings`), and the line of the file that a key stands in (`reading`).
 """
 
-import itertools
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -30,9 +29,6 @@ from gateway.config.structure import join, walk
 from gateway.config.values import FORMATS, HEADER_NAME, nearest, shortened
 from gateway.errors import CodecError
 from gateway.policy.paths import find_path_fault
-
-MAX_SUGGESTED = 100
-"""The most names among which a misspelt one is looked for."""
 
 # fmt: off
 SET_BY_GATEWAY = frozenset({
@@ -61,7 +57,7 @@ class Place(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A row of a table. Where rows for the same keys follow each other, the first whose condition holds is told."""
+    """A row of a table. Of several errors of one key only the first row's is shown."""
 
     part: type[Part]
     keys: str
@@ -77,15 +73,19 @@ class Rule(NamedTuple):
 
 def check(rules: Sequence[Rule], config: Config | None) -> Iterator[tuple[str, str]]:
     """What *rules* tell of *config*, inner parts first: the path of a key, and the words."""
-    rows: dict[type[Part], list[tuple[Rule, ...]]] = {}
-    for (kind, _), alternatives in itertools.groupby(rules, key=lambda rule: (rule.part, rule.keys)):
-        rows.setdefault(kind, []).append(tuple(alternatives))
     for path, part in walk(config):
-        for row in rows.get(type(part), ()):
-            for key in row[0].keys.split():
-                looked_at, _, named = key.partition(":")
-                for inner, place in _places(path, part, looked_at):
-                    yield from _told(row, join(inner, named) if named else inner, place)
+        for rule in rules if isinstance(part, Part) else ():
+            if isinstance(part, rule.part):
+                yield from _told(rule, path, part)
+
+
+def _told(rule: Rule, path: str, part: Part) -> Iterator[tuple[str, str]]:
+    for key in rule.keys.split():
+        looked_at, _, named = key.partition(":")
+        for inner, place in _places(path, part, looked_at):
+            found = rule.condition(place)
+            for at, what in found.items() if isinstance(found, dict) else [("", found)] if found else []:
+                yield (join(inner, named) if named else inner) + at, rule.words.format(part=part, found=what)
 
 
 def _places(path: str, part: Part, key: str) -> Iterator[tuple[str, Place]]:
@@ -104,15 +104,6 @@ def _inside(path: str, place: Place, step: str) -> Iterator[tuple[str, Place]]:
         yield from ((join(path, shortened(key)), Place(part, key, item)) for key, item in value.items())
     else:
         yield from ((f"{path}[{index}]", Place(part, index, item)) for index, item in enumerate(value))
-
-
-def _told(alternatives: Sequence[Rule], key: str, place: Place) -> Iterator[tuple[str, str]]:
-    for rule in alternatives:
-        found = rule.condition(place)
-        if found:
-            for inner, what in found.items() if isinstance(found, dict) else [("", found)]:
-                yield key + inner, rule.words.format(part=place.part, found=what)
-            return
 
 
 def _is_foreign(at: Place) -> bool:
@@ -187,7 +178,7 @@ def _repeated(items: Sequence[Hashable]) -> dict[int, int]:
 
 
 def _repeated_headers(at: Place) -> dict[str, str]:
-    names = [name for name in at.value if HEADER_NAME.fullmatch(name) and name.lower() not in SET_BY_GATEWAY]
+    names = list(at.value)
     repeated = _repeated([name.lower() for name in names])
     return {f".{shortened(names[index])}": shortened(names[first]) for index, first in repeated.items()}
 
@@ -196,9 +187,8 @@ def _no_backend(name: str, config: Config) -> str | None:
     """Where no backend is called *name*: which was probably meant, or else which backends there are."""
     if name in config.backends:
         return None
-    known = list(itertools.islice(config.backends, MAX_SUGGESTED))
-    near = nearest(name, known)
-    return f", did you mean `{shortened(near)}`?" if near else f"; there are {shortened(', '.join(known))}"
+    near = nearest(name, list(config.backends))
+    return f", did you mean `{shortened(near)}`?" if near else f"; there are {shortened(', '.join(config.backends))}"
 
 
 def _repeated_names(at: Place) -> dict[str, int]:
@@ -281,7 +271,6 @@ ERRORS = (
          "{found}"),
     Rule(Backend, "endpoints", lambda at: {f"[{index}]": True for index in _repeated(at.value)}, "duplicate endpoint"),
     Rule(Backend, "binary leave_out ids", *_ONLY_V2),
-    Rule(Backend, "leave_out", lambda at: len(set(at.value)) < len(at.value), "duplicate member"),
     Rule(Backend, "ids", lambda at: at.value == "always" and "id" in at.part.leave_out,
          "expected client, because `leave_out` has id: a request has an id or it has none"),
     Rule(Backend, "models.*", lambda at: _matches_no_model(at.name), _NO_MODEL),

@@ -311,11 +311,6 @@ class Backend(Part, frozen=True):
     """By pattern, the first that matches a model's name."""
 
     @property
-    def has_one_endpoint(self) -> bool:
-        """Whether it is certain that all requests go to the same address."""
-        return len(self.endpoints) == 1 and self.endpoints[0].is_literal
-
-    @property
     def tensor_policy(self) -> TensorPolicy:
         """How its tensors are written as JSON."""
         return TensorPolicy(self.nonfinite, self.bytes, self.half_precision, leave_out=frozenset(self.leave_out))

@@ -12,7 +12,7 @@ from typing import Any, Union
 import msgspec
 
 from gateway.config.schema import Part
-from gateway.config.values import Endpoint, FilePath, shortened
+from gateway.config.values import KINDS, Endpoint, shortened
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -45,28 +45,22 @@ def placeholder(type_: Any) -> Any:
     if is_optional or type_ is Any:
         return None
     if is_struct(type_):
-        required = [item for item in fields_in_file(type_).values() if item.required]
-        return type_(**{item.name: placeholder(item.type) for item in required})
+        return type_(**{item.name: placeholder(item.type) for item in fields_in_file(type_).values() if item.required})
     if type_ is Endpoint:
         return Endpoint("http://unknown.invalid")
-    if typing.get_origin(type_) is typing.Literal:
-        return choices_of(type_)[0]
-    return (typing.get_origin(type_) or type_)()
+    return choices_of(type_)[0] if choices_of(type_) else (typing.get_origin(type_) or type_)()
 
 
 def words_for(type_: Any) -> str:
     """*type_* as a person would say it."""
     type_, _ = without_none(type_)
-    origin = typing.get_origin(type_)
-    if origin is list:
-        return "a list"
-    if origin is dict or is_struct(type_):
+    if is_struct(type_):
         return "keys and values"
-    choices = choices_of(type_)
-    if choices:
+    if choices := choices_of(type_):
         return f"{', '.join(choices[:-1])} or {choices[-1]}"
-    words = {str: "text", bool: "true or false", int: "a whole number", float: "a number", FilePath: "a file's path"}
-    return words.get(type_, "a value")
+    words = {list: "a list", dict: "keys and values", str: "text", bool: "true or false", int: "a whole number"}
+    words |= {float: "a number", **{kind: row.expected for kind, row in KINDS.items()}}
+    return words[typing.get_origin(type_) or type_]
 
 
 def choices_of(type_: Any) -> list[str]:

@@ -6,13 +6,12 @@ Not here: which keys have them (`schema`).
 
 import difflib
 import ipaddress
-import math
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from gateway.config.cores import usable_cores
@@ -39,12 +38,8 @@ Datatype = Literal[
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _DURATION_UNITS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
-_SIZE = re.compile(r"([0-9]{1,15})(B|KiB|MiB|GiB)")
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.:-]+):([0-9]{1,5})", re.ASCII)
 _UNIX = "unix:"
-_URL = re.compile(r"[\w.~:/\[\]@!$&'()*+,;=%?#-]+", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _OF_THE_PROTOCOL = re.compile(r"/v2(/?$|/(health|models|repository)(/|$).*)")
 """The end of a URL's path that belongs to the protocol, not to where the server is."""
@@ -107,8 +102,7 @@ class Duration(float):
         """Decimal digits that read back to exactly this number, never an exponent."""
         seconds = Decimal(repr(float(self)))
         value, unit = (seconds * 1000, "ms") if 0 < seconds < 1 else (seconds, "s")
-        digits = format(value, "f")
-        return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits}{unit}"
+        return f"{value.normalize():f}{unit}"
 
 
 class Size(int):
@@ -136,11 +130,6 @@ class ProxyNetwork(str):
 
     __slots__ = ()
 
-    @property
-    def is_everybody(self) -> bool:
-        """Whether it holds all addresses of IPv4 or of IPv6."""
-        return self.endswith("/0")
-
 
 class Sticky(str):
     """What keeps requests on one endpoint: `none`, `sequence_id` or `header:NAME`."""
@@ -158,11 +147,6 @@ class Endpoint(str):
     """The base URL of one server of a backend: scheme, host, maybe a port and a path."""
 
     __slots__ = ()
-
-    @property
-    def is_literal(self) -> bool:
-        """Whether it holds an IP address, and so can never stand for several endpoints."""
-        return all(":" in each or each.replace(".", "").isdigit() for each in _addresses(urlsplit(self).hostname))
 
 
 class Address(str):
@@ -193,7 +177,7 @@ class Address(str):
     @property
     def is_local(self) -> bool:
         """Whether only this machine reaches it, as far as that can be told without asking a name server."""
-        return self.is_unix or all(address in _LOOPBACK or _is_loopback(address) for address in _addresses(self.host))
+        return self.is_unix or all(map(_is_loopback, _addresses(self.host)))
 
     def takes(self, other: "Address") -> bool:
         """Whether *other* cannot be listened on besides this one, as far as that can be told without a name server."""
@@ -217,19 +201,15 @@ def _addresses(host: str | None) -> set[str]:
     if name == "localhost" or name.endswith(".localhost"):
         return set(_LOOPBACK)
     try:
-        # inet_aton reads all that a resolver takes for an IPv4 address: 127.1, 0x7f.0.0.1, 2130706433
-        return {str(ipaddress.IPv4Address(socket.inet_aton(name)))}
-    except OSError:
-        pass
-    try:
-        address = ipaddress.IPv6Address(name)
-    except ValueError:
+        # it reads all that a resolver takes for an address without asking anybody: 127.1, 0x7f.0.0.1, 2130706433
+        ((_, _, _, _, address), *_) = socket.getaddrinfo(name, None, flags=socket.AI_NUMERICHOST)
+    except (OSError, ValueError):
         return {name}
-    return {str(address.ipv4_mapped or address)}
+    return {str(address[0]).removeprefix("::ffff:")}
 
 
 def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") and address.count(".") == 3
+    return address == "::1" or re.fullmatch(r"127(\.[0-9]+){3}", address) is not None
 
 
 def plain(value: Any) -> int | str:
@@ -242,131 +222,108 @@ def read(type_: type, value: Any, base: Path) -> Any:
 
     Raises `ValueError`: what was expected; never the value.
     """
-    from_text, expected = KINDS[type_]
+    kind = KINDS[type_]
     text = str(value) if type_ is Workers and type(value) is int else value
-    read_value = from_text(text, base) if isinstance(text, str) else None
+    match = re.fullmatch(kind.pattern, text, re.ASCII) if isinstance(text, str) else None
+    read_value = kind.read(match, base) if match is not None else None
     if read_value is None:
-        raise ValueError(f"expected {expected}")
+        raise ValueError(f"expected {kind.expected}")
     return read_value
 
 
-def _duration(text: str, base: Path) -> Duration | None:
-    match = _DURATION.fullmatch(text)
+def _duration(match: re.Match[str], base: Path) -> Duration:
     # exact in decimal, and rounded once: what `Duration.__str__` writes is read back unchanged
-    seconds = float(Decimal(match[1]) * _DURATION_UNITS[match[2]]) if match is not None else math.inf
-    return Duration(seconds) if math.isfinite(seconds) else None
+    return Duration(Decimal(match[1]) * _DURATION_UNITS[match[2]])
 
 
-def _size(text: str, base: Path) -> Size | None:
-    match = _SIZE.fullmatch(text)
-    return Size(int(match[1]) * SIZE_UNITS[match[2]]) if match is not None else None
+def _size(match: re.Match[str], base: Path) -> Size:
+    return Size(int(match[1]) * SIZE_UNITS[match[2]])
 
 
-def _workers(text: str, base: Path) -> Workers | None:
-    if text == "auto":
-        return Workers(usable_cores())
-    return Workers(text) if re.fullmatch("-?[0-9]{1,9}", text) else None
+def _workers(match: re.Match[str], base: Path) -> Workers:
+    return Workers(usable_cores() if match[0] == "auto" else match[0])
 
 
-def _address(text: str, base: Path) -> Address | None:
-    if not text.startswith(_UNIX):
-        match = _ADDRESS.fullmatch(text)
-        return Address(text) if match is not None and int(match[1]) <= 65535 else None
-    path = text.removeprefix(_UNIX)
-    if not path or "\0" in path:
-        raise ValueError("expected the path of a socket, such as unix:/run/tensor-gateway.sock")
-    path = str(base / path)
+def _address(match: re.Match[str], base: Path) -> Address | None:
+    if match[2] is not None:
+        return Address(match[0]) if int(match[2]) <= 65535 else None
+    path = str(base / match[1])
     if len(path.encode("utf-8", "surrogatepass")) > MAX_SOCKET_PATH_BYTES:
         raise ValueError(f"expected a path of at most {MAX_SOCKET_PATH_BYTES} bytes")
     return Address(f"{_UNIX}{path}")
 
 
-def _endpoint(text: str, base: Path) -> Endpoint | None:
+def _endpoint(match: re.Match[str], base: Path) -> Endpoint | None:
     try:
-        url = urlsplit(text)
+        url = urlsplit(match[0])
         is_port_valid = url.port is None or url.port > 0
     except ValueError:
         return None
-    if url.scheme in ("grpc", "grpcs"):
-        raise ValueError(
-            "expected the URL of the server's HTTP port, not of its gRPC port: http://, and of Triton 8000 instead of "
-            "8001, of MLServer 8080 instead of 8081"
-        )
-    if url.scheme not in ("http", "https") or not url.hostname or not is_port_valid or not _URL.fullmatch(text):
+    if not url.hostname or not is_port_valid:
         return None
     if url.username is not None or url.query or url.fragment:
         raise ValueError("expected a URL without user, query and fragment (credentials go to `headers.set`)")
     if _OF_THE_PROTOCOL.search(url.path):
         raise ValueError("leave out /v2, with which the path of every request begins anyway")
-    return Endpoint(text.rstrip("/"))
+    return Endpoint(match[0].rstrip("/"))
 
 
-def _file_path(text: str, base: Path) -> FilePath | None:
-    return FilePath(base / text) if text and text.isprintable() else None
+def _file_path(match: re.Match[str], base: Path) -> FilePath | None:
+    return FilePath(base / match[0]) if match[0].isprintable() else None
 
 
-def _proxy_network(text: str, base: Path) -> ProxyNetwork | None:
+def _proxy_network(match: re.Match[str], base: Path) -> ProxyNetwork | None:
     try:
-        return ProxyNetwork(text if text == "unix" else ipaddress.ip_network(text))
+        return ProxyNetwork(match[0] if match[0] == "unix" else ipaddress.ip_network(match[0]))
     except ValueError:
         return None
 
 
-def _sticky(text: str, base: Path) -> Sticky | None:
-    kind, _, name = text.partition(":")
-    is_header = kind == "header" and HEADER_NAME.fullmatch(name)
-    return Sticky(text) if is_header or text in ("none", "sequence_id") else None
+class Kind(NamedTuple):
+    """How values of a kind are written."""
+
+    expected: str
+    """In words."""
+    pattern: str
+    """What the whole text matches."""
+    read: Callable[[re.Match[str], Path], Any]
+    """None: the text is not of the kind. What is nearly right is a `ValueError` with words of its own."""
 
 
 # fmt: off
-KINDS: dict[type, tuple[Callable[[str, Path], Any], str]] = {
-    Duration: (_duration, "a duration with a unit, such as 250ms, 2s or 5m"),
-    Size: (_size, "a size with a unit, such as 64KiB, 256MiB or 1GiB"),
-    Workers: (_workers, "a whole number or auto"),
-    Address: (_address, "host:port, such as 127.0.0.1:8080"),
-    Endpoint: (_endpoint, "a URL of scheme, host and port, such as http://127.0.0.1:8000"),
-    FilePath: (_file_path, "the path of a file"),
-    ProxyNetwork: (_proxy_network,
-                   "an address, a network such as 10.0.0.0/8 (with zeros behind its length), or unix"),
-    Sticky: (_sticky, "none, sequence_id or header:NAME, such as header:X-Session"),
+KINDS: dict[type, Kind] = {
+    Duration: Kind("a duration with a unit, such as 250ms, 2s or 5m",
+                   r"([0-9]{1,15}(?:\.[0-9]+)?)(ms|s|m|h)", _duration),
+    Size: Kind("a size with a unit, such as 64KiB, 256MiB or 1GiB", "([0-9]{1,15})(B|KiB|MiB|GiB)", _size),
+    Workers: Kind("a whole number or auto", "auto|-?[0-9]{1,9}", _workers),
+    Address: Kind("host:port, such as 127.0.0.1:8080",
+                  r"unix:([^\0]+)|(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.:-]+):([0-9]{1,5})", _address),
+    Endpoint: Kind("a URL of scheme, host and port, such as http://127.0.0.1:8000",
+                   r"https?://[\w.~:/\[\]@!$&'()*+,;=%?#-]+", _endpoint),
+    FilePath: Kind("the path of a file", ".+", _file_path),
+    ProxyNetwork: Kind("an address, a network such as 10.0.0.0/8 (with zeros behind its length), or unix",
+                       "unix|[0-9A-Fa-f:.]+(/[0-9]{1,3})?", _proxy_network),
+    Sticky: Kind("none, sequence_id or header:NAME, such as header:X-Session",
+                 f"none|sequence_id|header:{HEADER_NAME.pattern}", lambda match, base: Sticky(match[0])),
 }
 # fmt: on
-"""For each kind the function that reads it from text, and what a message says is expected. The function gives None for
-what is not of the kind; for what is nearly right it raises a `ValueError` with words of its own."""
+
 
 _CHOICES = {Sticky: ["none", "sequence_id", "header:"], Workers: ["auto"]}
 """Words with a meaning of their own in some kinds, of which a misspelt one is guessed."""
-
-# fmt: off
-_SYNONYMS = {
-    "float": "FP32", "float32": "FP32", "double": "FP64", "float64": "FP64", "half": "FP16", "float16": "FP16",
-    "bfloat16": "BF16", "string": "BYTES", "str": "BYTES", "object": "BYTES",
-    "tf": "tensorflow", "tf-serving": "tensorflow", "v1": "tensorflow",
-    "oip": "v2", "kserve": "v2", "triton": "v2", "mlserver": "v2",
-}
-# fmt: on
-"""Other names for values of some keys, in lower case: those of numpy and TensorFlow, and of servers."""
 
 
 def meant(value: Any, type_: Any, choices: list[str]) -> str | None:
     """What was probably meant by *value*, which is no valid *type_*, maybe one of *choices*; None for no good guess."""
     if not isinstance(value, str):
         return None
-    if type_ is Endpoint:
-        return _meant_endpoint(value)
-    choices = choices or _CHOICES.get(type_, [])
-    synonym = _SYNONYMS.get(value.lower().removeprefix("dt_"))
-    return synonym if synonym in choices else nearest(value, choices)
-
-
-def _meant_endpoint(value: str) -> str | None:
-    if len(value) > SHOWN_CHARACTERS or "@" in value or "?" in value:
-        return None
-    meant = _OF_THE_PROTOCOL.split(value)[0] if "://" in value else f"http://{value}"
+    if type_ is not Endpoint:
+        return nearest(value, choices or _CHOICES.get(type_, []))
     # a word alone is more probably something else than a host's name
-    if meant == value or not ("://" in value or ":" in value or value == "localhost"):
+    is_host = ":" in value or value == "localhost"
+    if "://" in value or "@" in value or not is_host or len(value) > SHOWN_CHARACTERS:
         return None
     try:
-        return meant if _endpoint(meant, Path()) else None
+        return str(read(Endpoint, f"http://{value}", Path()))
     except ValueError:
         return None
