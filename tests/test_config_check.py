@@ -380,8 +380,6 @@ def test_workers_auto_is_the_number_of_cores_that_may_be_used() -> None:
         ("0::/\n", {"cpu.max": "20000 100000"}, 1),
         ("0::/a\n", {"a/cpu.max": "rubbish"}, None),
         ("0::/a\n", {"a/cpu.max": "100000 0"}, None),
-        ("4:cpu,cpuacct:/x\n", {"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "100000"}, 1),
-        ("4:cpu,cpuacct:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, None),
     ],
 )
 def test_a_quota_of_the_control_group_counts(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Config, Duration, decode, encode, inspect, inspect_bytes, load, masked, parse
-from gateway.config.outside import MAX_ALL_BYTES, MAX_FILE_BYTES
+from gateway.config.outside import MAX_FILE_BYTES
 from gateway.errors import ConfigError
 from tests.test_config import FILES, MINIMAL, one_backend
 
@@ -66,12 +66,14 @@ def test_a_file_is_read_relative_to_the_configuration_without_its_end_of_line(tm
 
 def test_what_is_missing_is_named_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MISSING", raising=False)
+    monkeypatch.setenv("LATIN", "\udcff")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "large").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
     (tmp_path / "latin").write_bytes(b"\xff")
     os.mkfifo(tmp_path / "pipe")
     for value, reason in {
         "${MISSING}": "the environment variable `MISSING` is not set",
+        "${LATIN}": "the environment variable `LATIN` is not UTF-8",
         "${file:none}": "the file `none` cannot be read: No such file or directory",
         "${file:.}": "the file `.` cannot be read: not a regular file",
         "${file:pipe}": "the file `pipe` cannot be read: not a regular file",
@@ -84,15 +86,6 @@ def test_what_is_missing_is_named_with_its_key(tmp_path: Path, monkeypatch: pyte
         assert refused(f"listen: '{value}'\n{MINIMAL}").startswith(f"listen: {reason}")
     found = inspect_bytes(("workers: 1\nlisten: ${MISSING}\n" + MINIMAL).encode(), "f")
     assert found.texts() == ["f:2: listen: the environment variable `MISSING` is not set"]
-
-
-def test_all_that_comes_from_outside_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "large").write_bytes(b"x" * MAX_FILE_BYTES)
-    n_times = MAX_ALL_BYTES // MAX_FILE_BYTES
-    fits, too_much = ("${file:large}" * times for times in (n_times, n_times + 1))
-    assert len(parse(one_backend(f"headers: {{set: {{A: '{fits}'}}}}")).backends["a"].headers.set["A"]) == MAX_ALL_BYTES
-    assert f"more than {MAX_ALL_BYTES} bytes together" in refused(one_backend(f"headers: {{set: {{A: '{too_much}'}}}}"))
 
 
 def test_a_value_is_not_looked_into_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from gateway.config.findings import Finding, Inspected, overlap
-from gateway.config.outside import Outside
+from gateway.config.outside import put_into
 from gateway.config.rules import ERRORS, check
 from gateway.config.schema import Config
 from gateway.config.structure import choices_of, fields_in_file, is_struct, join, placeholder, without_none, words_for
@@ -68,7 +68,6 @@ class _Reader:
     def __init__(self, found: Inspected, base: Path) -> None:
         self._found = found
         self._base = base
-        self._outside = Outside(base)
         self._hidden: list[str] = []
         self._n_values = 0
 
@@ -170,7 +169,7 @@ class _Reader:
         text = value if isinstance(value, str) else ""
         is_from_outside = False
         if "${" in text:
-            value, is_from_outside = self._outside.put_into(text)
+            value, is_from_outside = put_into(text, self._base)
         if is_from_outside:
             self._hidden.append(path)
         try:
