@@ -4,6 +4,7 @@ Not here: how a head is parsed (`http1`), and which fields cross (`policy.crossi
 """
 
 import re
+from operator import itemgetter
 
 from aiohttp.http import RawResponseMessage
 
@@ -21,8 +22,9 @@ MAX_LENGTH_DIGITS = 32
 MAX_CONNECTION_BYTES = 4096
 """How long `Connection` may be: each name in it is looked up, and 100,000 of them held the event loop for 11 ms."""
 
-# Control characters that no header may hold (RFC 9110 section 5.5); a tab is allowed.
-_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+# Control characters that no header may hold (RFC 9110 section 5.5; a tab is allowed), and the surrogates that aiohttp's
+# parser makes of bytes that are not UTF-8.
+_UNFIT = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
 _WITHOUT_BODY = frozenset({204, 304})
 _SWITCHING = 101
@@ -43,12 +45,11 @@ class AnswerHead:
         reason: str = message.reason
         self.reason = reason if reason.isascii() and reason.isprintable() else ""
         """The reason phrase after the status, if it is printable ASCII; else empty."""
-        raw = message.raw_headers
-        try:
-            self.headers = headers = Headers([(name.decode().rstrip(" "), value.decode()) for name, value in raw])
-            """All fields; none if their bytes are not UTF-8."""
-        except UnicodeDecodeError:
-            self.headers = headers = Headers()
+        headers = Headers(message.headers.items())
+        if " " in "".join(headers.first):
+            headers = Headers((name.rstrip(" "), value) for name, value in headers.pairs)
+        self.headers = headers
+        """All fields; bytes that are not UTF-8 are surrogates."""
         first = headers.first
         self.codings = headers.joined("transfer-encoding") if "transfer-encoding" in first else None
         """The value of `Transfer-Encoding`; None without it."""
@@ -93,12 +94,10 @@ class AnswerHead:
         if not 200 <= self.code <= MAX_STATUS:
             return f"answered with status {self.code:03}; expected one from 200 to {MAX_STATUS}"
         headers = self.headers
-        if len(headers.pairs) < len(self._message.raw_headers):
-            return "answered with a header whose bytes are not UTF-8"
-        names, values = "".join(headers.first), "".join([value for _, value in headers.pairs])
+        names, values = "".join(headers.first), "".join(map(itemgetter(1), headers.pairs))
         # most values have neither tabs nor other alphabets, and need no search
-        if not (names.isascii() and names.isprintable() and (values.isprintable() or not _CONTROLS.search(values))):
-            return "answered with a header that holds a control character"
+        if not (names.isascii() and names.isprintable() and (values.isprintable() or not _UNFIT.search(values))):
+            return "answered with a header that holds a control character or bytes that are not UTF-8"
         if "connection" in headers.first and len(headers.joined("connection")) > MAX_CONNECTION_BYTES:
             return f"answered with a Connection header of more than {MAX_CONNECTION_BYTES} bytes"
         if self.codings is not None:

@@ -176,7 +176,7 @@ def transcoded_lines(backend: Headers) -> str:
 
     `X-Request-Id` is not among them, because every reply writes it itself.
     """
-    return "\r\n".join([f"{name}: {value}" for name, value in _without(backend, _NOT_IN_LINES)])
+    return "\r\n".join(map(": ".join, _without(backend, _NOT_IN_LINES)))
 
 
 def may_name_model(status: int, backend: Headers) -> bool:
