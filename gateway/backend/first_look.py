@@ -32,10 +32,10 @@ from gateway.backend.questions import (
     Get,
     ask_other_dialect,
     own_connections,
-    said_of_v2,
+    said_after,
 )
 from gateway.backend.resolving import look_up, usable_addresses
-from gateway.backend.speaking import AUTO, NEVER
+from gateway.backend.speaking import AUTO
 from gateway.backend.tasks import Tasks
 from gateway.certificates import TlsContext, uses_tls
 from gateway.config import Backend, Config
@@ -48,9 +48,6 @@ LOOK_S = 5.0
 
 TRY_S = 1.0
 """How long a try of another protocol may take, within `LOOK_S`: most servers close if they do not understand it."""
-
-AT_ONCE = 8
-"""How many endpoints are looked at at the same time."""
 
 USER_AGENT = f"tensor-gateway/{__version__} (first look)"
 """The User-Agent of these requests, unless the backend's `headers` set another."""
@@ -68,6 +65,8 @@ _AS = {TENSORFLOW: "TensorFlow Serving and KServe's V1 protocol do", MLFLOW: "ML
 _UNKNOWN = (
     "not a server of a protocol that the gateway knows? If only its metadata is missing, inferences pass all the same"
 )
+
+_BINARY = f", and says that it has {EXTENSION}: with `binary: auto` inferences pass through as they come"
 
 _MORE = "`tensor-gateway doctor URL` tells more"
 
@@ -96,7 +95,6 @@ class FirstLook:
         """*gateway* is this gateway's name in `Via`. Nothing is asked before `look_at`."""
         self._via = f"1.1 {gateway}"
         self._known: set[tuple[str, str]] = set()
-        self._free = asyncio.Semaphore(AT_ONCE)
         self._looks = Tasks()
 
     def look_at(self, config: Config) -> None:
@@ -119,26 +117,22 @@ class FirstLook:
             await asyncio.gather(*(self._look(name, backend, Endpoint.parse(url, tls)) for url in urls))
         except ConfigError:  # files have changed since the start; requests report this
             return
-        except Exception:
-            log.exception("backend %r: the first look failed inside the gateway", name)
 
     async def _look(self, name: str, backend: Backend, endpoint: Endpoint) -> None:
         """Look at *endpoint*, and log the finding."""
         headers = BackendHeaders(backend.headers.set, backend.headers.remove).probing(USER_AGENT)
-        path = f"{endpoint.base_path}/v2"
-        async with self._free:
-            connections = own_connections(name, backend.timeouts.connect)
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
-                    asker = Asker(connections, endpoint, [*headers, ("Via", self._via)])
-                    finding = await _find(backend, endpoint, asker.get)
-            except TimeoutError:
-                finding = Finding(BAD, f"no answer to GET {path} within {LOOK_S:g} s")
-            except (GatewayError, OSError, UnicodeError):  # this machine is at its limits, or `resolving` reports it
-                return
-            finally:
-                await connections.close()
+        connections = own_connections(name, backend.timeouts.connect)
+        try:
+            async with asyncio.timeout(LOOK_S):
+                endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
+                asker = Asker(connections, endpoint, [*headers, ("Via", self._via)])
+                finding = await _find(backend, endpoint, asker.get)
+        except TimeoutError:
+            finding = Finding(BAD, f"no answer to GET {endpoint.base_path}/v2 within {LOOK_S:g} s")
+        except (GatewayError, OSError, UnicodeError):  # this machine is at its limits, or `resolving` reports it
+            return
+        finally:
+            await connections.close()
         log.log(finding.level, "backend %r: %s%s: %s", name, endpoint.url, endpoint.base_path, finding.words)
 
 
@@ -160,22 +154,19 @@ async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
         return Finding(BAD, f"{await why_no_answer(endpoint, error)}{until_then}")
     if backend.dialect == TEMPLATE:
         return Finding(GOOD, f"answers HTTP ({answer.status_line})")
-    finding = judge(answer, endpoint.base_path, backend.binary)
-    if finding is not None and backend.dialect not in _AS:
-        return finding
+    says = f"answers GET {endpoint.base_path}/v2 with {answer.status_line}"
+    said = Said("", answers=says)
+    with suppress(NoAnswerError):
+        # a server of KServe's V1 protocol may say V2 of itself
+        said = await (ask_other_dialect(get) if backend.dialect in _AS else said_after(answer, get))
+    if said.dialect and backend.dialect in (AUTO, said.dialect):
+        who = said.title or f"a server with `dialect: {said.dialect}`"
+        return Finding(GOOD, f"{who} answers{_BINARY if said.is_binary else ''}")
     if answer.status == 400 and await speaks_tls(endpoint):
         return Finding(BAD, SPEAKS_TLS)
-    said = Said("")
-    with suppress(NoAnswerError):
-        said = await ask_other_dialect(get)
-    if said.dialect and backend.dialect in (AUTO, said.dialect):
-        return Finding(GOOD, f"answers as a server with `dialect: {said.dialect}` does")
-    says = f"answers GET {endpoint.base_path}/v2 with {answer.status_line}"
     if said.dialect:
         return Finding(BAD, f"{says}, and otherwise as {_AS[said.dialect]}: set `dialect: {said.dialect}`; {_MORE}")
-    if finding is not None:
-        return Finding(BAD, f"{finding.words}; its `dialect` is {backend.dialect}")
-    return Finding(BAD, f"{says}{', ' if said.answers else ''}{said.answers}: {_UNKNOWN}; {_MORE}")
+    return judge(answer, says) or Finding(BAD, f"{said.answers}: {_UNKNOWN}; {_MORE}")
 
 
 # Why there is no answer
@@ -247,36 +238,24 @@ _SIGNS: tuple[tuple[int, int, bytes, int, str], ...] = (
      "inferences with service_envelope=kservev2"),
     (508, 508, b"passed through this gateway", BAD, "this is the gateway's own listener, an endless loop: name the "
      "inference server"),
-    (300, 399, b"", BAD, "{says}, a redirect{location}, which the gateway does not follow: name the place that it "
-     "leads to"),
+    (300, 399, b"", BAD, "{says}, a redirect to {location}, which the gateway does not follow: name that place"),
     (500, 999, b"", BAD, "{says}: is it still starting, or is this a proxy without a server behind it?"),
 )  # fmt: skip
 """What an answer to `GET /v2` says of a server that has no metadata: lowest and highest status, a part of the body, the
 level, the words. The first row that fits counts."""
 
 
-def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding | None:
-    """The finding by *answer* to `GET /v2` alone; None if more has to be asked.
+def judge(answer: Answer, says: str) -> Finding | None:
+    """The finding by *answer* to `GET /v2` alone, which has no metadata; None if it tells nothing.
 
-    *binary* is the backend's key.
+    *says* repeats question and answer.
     """
-    says = f"answers GET {base_path}/v2 with {answer.status_line}"
     if answer.needs_credentials:
         return Finding(GOOD, f"answers, and needs credentials ({answer.status_line}): clients send theirs")
+    if answer.is_html and answer.status == 200:
+        return Finding(BAD, f"{says}, which is an HTML page, meant for people")
+    location = answer.headers.get("location", "nowhere")
     for lowest, highest, sign, level, words in _SIGNS:
         if lowest <= answer.status <= highest and sign in answer.body:
-            location = answer.headers.get("location")
-            return Finding(level, words.format(says=says, location=f" to {shortened(location)}" if location else ""))
-    if answer.status != 200:
-        return None
-    said = said_of_v2(answer)
-    if not said.dialect:
-        what = "an HTML page, meant for people" if answer.is_html else "no server's metadata"
-        return Finding(BAD, f"{says}, which is {what}: not a server of the V2 (Open Inference) protocol?")
-    named = f"{said.title or 'a server without a name'} answers"
-    if not said.is_binary:
-        also = f", and does not say {EXTENSION}: it gets JSON" if binary == AUTO else ""
-        return Finding(GOOD, f"{named}{also}")
-    meant = "with `binary: auto` its inferences would pass" if binary == NEVER else "its inferences pass"
-    says = f"says that it speaks the binary extension itself ({EXTENSION})"
-    return Finding(GOOD, f"{named}, and {says}: {meant} through as they come")
+            return Finding(level, words.format(says=says, location=shortened(location)))
+    return None

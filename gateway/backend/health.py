@@ -14,14 +14,14 @@ import random
 
 from gateway import __version__
 from gateway.backend.connections import Connections, NoAnswerError
-from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
+from gateway.backend.endpoints import EndpointSet, EndpointState
 from gateway.backend.questions import Asker
 from gateway.backend.tasks import Tasks
 from gateway.codec import Dialect
 from gateway.config import Health
 from gateway.errors import ErrorKind, GatewayError
 from gateway.policy.crossing import BackendHeaders, Fields
-from gateway.policy.health import Condition, Finding, first_delay_s, next_delay_s
+from gateway.policy.health import Condition, Finding, first_round_s, next_round_s
 
 USER_AGENT = f"tensor-gateway/{__version__} (health probe)"
 """The User-Agent of probes, unless the backend's `headers` set another."""
@@ -42,7 +42,6 @@ class HealthProbes:
         """Nothing is probed before `start`; each probe has a new connection of *connections*."""
         self._backend = backend
         self._endpoints = endpoints
-        self._settings: Health | None = None
         self._path = ""
         """The path by which the conditions were found."""
         self._dialect: Dialect | None = None
@@ -50,7 +49,6 @@ class HealthProbes:
         self._fields: Fields = []
         self._connections = connections
         self._tasks = Tasks()
-        self._probing: dict[EndpointState, asyncio.Task[None]] = {}
 
     def start(self, settings: Health | None, headers: BackendHeaders, dialect: Dialect | None = None) -> None:
         """Probe by *settings*. Without settings all endpoints count as up.
@@ -59,7 +57,6 @@ class HealthProbes:
         again with other settings: the endpoints' conditions are kept.
         """
         self.stop()
-        self._settings = settings
         if settings is None:
             for state in self._endpoints.states:
                 if not state.condition.is_up:
@@ -75,46 +72,48 @@ class HealthProbes:
             for state in self._endpoints.states:
                 state.condition = state.condition.for_another_path()
             self._path = path
-        self.follow()
-
-    def follow(self) -> None:
-        """Probe the backend's current endpoints, and no others, if probes are configured."""
-        if self._settings is None:
-            return
-        states = self._endpoints.states
-        for state in self._probing.keys() - set(states):
-            self._probing.pop(state).cancel()
-        for state in states:
-            if state not in self._probing:
-                self._probing[state] = self._tasks.begin(self._watch(state, self._settings))
+        self._tasks.begin(self._watch(settings))
 
     def stop(self) -> None:
         """End all probes, also those that run. The endpoints' conditions stay."""
-        self._settings = None
-        for task in self._probing.values():
+        for task in self._tasks:
             task.cancel()
-        self._probing.clear()
 
     async def close(self) -> None:
         """As `stop`, and wait until nothing runs any more."""
-        self.stop()
         await self._tasks.close()
 
-    async def _watch(self, state: EndpointState, settings: Health) -> None:
-        """Probe one endpoint, one probe after the other."""
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(first_delay_s(settings.interval, random.random()))  # noqa: S311  hides nothing
+    async def _watch(self, settings: Health) -> None:
+        """Probe the backend's current endpoints one after the other, each once in `health.interval`.
+
+        They are not probed all in the same moment: many handshakes would hold the event loop. An endpoint whose probe
+        has not ended is passed over.
+        """
+        probing: dict[EndpointState, asyncio.Task[None]] = {}
+        round_s = first_round_s(settings.interval, random.random())  # noqa: S311  hides nothing
         while True:
-            began = loop.time()
-            try:
-                finding, words = await self._probe(state.endpoint, settings)
-                self._judge(state, finding, words, settings)
-            except GatewayError as error:
-                log.warning("backend %r: %s could not be probed: %s", self._backend, state.url, error.message)
-            except Exception:
-                log.exception("backend %r: the probe of %s failed inside the gateway", self._backend, state.url)
-            took_s = loop.time() - began
-            await asyncio.sleep(next_delay_s(settings.interval, took_s, random.random()))  # noqa: S311
+            states = self._endpoints.states
+            probing = {state: task for state, task in probing.items() if not task.done()}
+            for state in states:
+                if state not in probing:
+                    probing[state] = self._tasks.begin(self._probe(state, settings))
+                await asyncio.sleep(round_s / len(states))
+            round_s = next_round_s(settings.interval, random.random())  # noqa: S311
+
+    async def _probe(self, state: EndpointState, settings: Health) -> None:
+        """Probe one endpoint once, and judge it."""
+        asker = Asker(self._connections, state.endpoint, self._fields, within_s=settings.timeout)
+        try:
+            answer = await asker.get(self._path)
+        except NoAnswerError as error:
+            limit = " (health.timeout)" if error.kind is ErrorKind.TIMEOUT else ""
+            self._judge(state, Finding.FAILED, f"{error.why}{limit}", settings)
+        except GatewayError as error:
+            log.warning("backend %r: %s could not be probed: %s", self._backend, state.url, error.message)
+        else:
+            is_live = self._dialect is not None and self._dialect.is_live(answer.status, answer.body)
+            words = f"{answer.status:03} {answer.reason}".strip()[:SHOWN_CHARACTERS]
+            self._judge(state, Finding.HEALTHY if is_live else Finding.of(answer.status), words, settings)
 
     def _judge(self, state: EndpointState, finding: Finding, words: str, settings: Health) -> None:
         before = state.condition
@@ -139,14 +138,3 @@ class HealthProbes:
         elif now.is_up and not before.is_up:
             state.note(f"probes get {words}")
             log.info("backend %r: %s is up again: probes of %s get %s", self._backend, state.url, self._path, words)
-
-    async def _probe(self, endpoint: Endpoint, settings: Health) -> tuple[Finding, str]:
-        """Probe once: the finding and its reason. Raises `GatewayError` if this machine cannot open a connection."""
-        try:
-            answer = await Asker(self._connections, endpoint, self._fields, within_s=settings.timeout).get(self._path)
-        except NoAnswerError as error:
-            limit = " (health.timeout)" if error.kind is ErrorKind.TIMEOUT else ""
-            return Finding.FAILED, f"{error.why}{limit}"
-        is_live = self._dialect is not None and self._dialect.is_live(answer.status, answer.body)
-        words = f"{answer.status:03} {answer.reason}".strip()[:SHOWN_CHARACTERS]
-        return Finding.HEALTHY if is_live else Finding.of(answer.status), words

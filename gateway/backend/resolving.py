@@ -76,8 +76,6 @@ class Names:
 
     def __init__(self, backend: str, endpoints: EndpointSet) -> None:
         """The content of *endpoints* is replaced whenever addresses change."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after *endpoints* were replaced."""
         self.endpoints = endpoints
         self._backend = backend
         self._configured: tuple[Endpoint, ...] = ()
@@ -212,7 +210,6 @@ class Names:
             for each in at_addresses(endpoint, endpoint.addresses or self._names[endpoint.host].addresses)
         ]
         self.endpoints.replace(with_own_labels(found))
-        self.on_change()
 
 
 def usable_addresses(found: Iterable[str]) -> tuple[str, ...]:

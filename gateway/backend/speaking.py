@@ -145,9 +145,6 @@ class Speaking:
             failure = GatewayError(ErrorKind.MALFORMED_RESPONSE, f"{state.url}: {said.answers}")
         except GatewayError as error:
             failure = error
-        except Exception:
-            log.exception("backend %r: asking %s failed inside the gateway", self._backend, state.url)
-            failure = GatewayError(ErrorKind.INTERNAL, f"{state.url} could not be asked")
         finally:
             speech.asking = None
         speech.failure, speech.failed_s = failure, loop.time()

@@ -69,7 +69,6 @@ class Upstream:
         self.configured = configured(settings.dialect, settings.binary)
         """What the backend speaks by its configuration; None if endpoints have to be asked."""
         if before is None:
-            self.names.on_change = self.probes.follow
             self._take_over()
 
     def _take_over(self) -> None:

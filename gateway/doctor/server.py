@@ -174,10 +174,9 @@ async def _judge(asker: Asker, answer: Answer) -> None:
         raise ProblemError(unauthorized)
     if answer.status == 400 and asker.endpoint.tls is None and await speaks_tls(asker.endpoint):
         raise ProblemError(SPEAKS_TLS)
-    finding = judge(answer, asker.endpoint.base_path)
-    # any other server that answers 200 may still speak another dialect
-    if finding is not None and finding.level is BAD and (answer.status != 200 or answer.is_html):
-        raise ProblemError(f"it {finding.words}" if finding.words.startswith("answers") else finding.words)
+    finding = judge(answer, f"it answers GET {asker.endpoint.base_path}/v2 with {answer.status_line}")
+    if finding is not None and finding.level is BAD:
+        raise ProblemError(finding.words)
 
 
 # Who it is

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 FIRST_WITHIN_S = 1.0
-"""An endpoint's first probe comes within this time after the start, or within `interval` if that is shorter."""
+"""The first probes come within this time after the start, or within `interval` if that is shorter."""
 
 JITTER = 0.1
-"""The share of `interval` by which a probe may come earlier or later, so that workers do not ask at the same moment."""
+"""The share of `interval` by which probes may come earlier or later, so that workers do not ask at the same moment."""
 
 
 class Finding(Enum):
@@ -62,14 +62,11 @@ class Condition:
         return replace(Condition(), is_up=self.is_up)
 
 
-def first_delay_s(interval_s: float, share: float) -> float:
-    """Seconds until an endpoint's first probe; *share* is a random number from 0 to 1."""
+def first_round_s(interval_s: float, share: float) -> float:
+    """Seconds for the first round of probes to all endpoints; *share* is a random number from 0 to 1."""
     return share * min(interval_s, FIRST_WITHIN_S)
 
 
-def next_delay_s(interval_s: float, took_s: float, share: float) -> float:
-    """Seconds from the end of a probe that *took_s* to the next; *share* is a random number from 0 to 1.
-
-    Probes of one endpoint never overlap: if a probe takes longer than the interval, the next follows at once.
-    """
-    return max(0.0, interval_s * (1 + JITTER * (2 * share - 1)) - took_s)
+def next_round_s(interval_s: float, share: float) -> float:
+    """Seconds for another round of probes; *share* is a random number from 0 to 1."""
+    return interval_s * (1 + JITTER * (2 * share - 1))

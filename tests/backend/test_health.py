@@ -460,14 +460,14 @@ async def test_without_health_all_endpoints_are_up_again(caplog: pytest.LogCaptu
     assert f"backend 'main': {server.url} counts as up, because `health` is not set" in lines(caplog)
 
 
-async def test_workers_and_endpoints_do_not_beat_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_do_not_beat_together(monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
 
-    def next_delay_s(interval_s: float, took_s: float, share: float) -> float:
+    def next_round_s(interval_s: float, share: float) -> float:
         shares.append(share)
-        return policy.next_delay_s(interval_s, took_s, share)
+        return policy.next_round_s(interval_s, share)
 
-    monkeypatch.setattr("gateway.backend.health.next_delay_s", next_delay_s)
+    monkeypatch.setattr("gateway.backend.health.next_round_s", next_round_s)
     async with serving() as server, probing(server.url, interval="1ms"):
         await until(lambda: len(shares) >= 20)
     assert len(set(shares)) == len(shares)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -393,7 +393,13 @@ async def test_a_changed_set_keeps_the_state_of_those_that_stay_and_is_said_once
     zone = Zone(monkeypatch, "10.0.0.1", "10.0.0.2")
     names, endpoints = names_of(URL, refresh_s=0.001)
     changes: list[list[str]] = []
-    names.on_change = lambda: changes.append(urls_of(endpoints))
+    replace = endpoints.replace
+
+    def noting(found: Iterable[Endpoint]) -> None:
+        replace(found)
+        changes.append(urls_of(endpoints))
+
+    monkeypatch.setattr(endpoints, "replace", noting)
     await names.start()
     _, second = endpoints.states
     second.in_flight = 7
