@@ -36,7 +36,7 @@ SHOWN_ADDRESSES = 8
 """How many addresses a line of the log lists."""
 
 JITTER = 0.1
-"""The share of `dns_refresh` by which a look-up may come earlier, so that workers do not ask at the same moment."""
+"""The share of `REPEAT_S` by which the names may be checked earlier, so that workers do not ask at the same moment."""
 
 AddressInfo = tuple[int, int, int, str, Any]
 """A result of `socket.getaddrinfo`: family, type, protocol, canonical name, socket address."""
@@ -61,11 +61,11 @@ class _Name:
     """Why the last look-up failed; empty if it succeeded, or there was none."""
     n_failures: int = 0
     """How many look-ups in a row have failed."""
-    asked_at: float = 0.0
+    is_silent: bool = False
+    """Whether no server has answered at the addresses since the last look-up."""
+    asked_s: float = 0.0
     """When the last look-up began, by the event loop's clock."""
-    due_at: float = 0.0
     look_up: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
 
 
 class Names:
@@ -81,37 +81,31 @@ class Names:
         self._configured: tuple[Endpoint, ...] = ()
         self._names: dict[str, _Name] = {}
         self._refresh_s = 0.0
-        self._is_running = False
+        self._watching: asyncio.Task[None] | None = None
         self._tasks = Tasks()
 
     def configure(self, configured: Iterable[Endpoint], refresh_s: float) -> None:
         """Set the endpoints of the configuration; addresses of names that are known are kept."""
         self._configured = tuple(configured)
         self._refresh_s = refresh_s
-        before = self._names
         hosts = [endpoint.host for endpoint in self._configured if not endpoint.addresses]
-        self._names = {host: before.get(host) or _Name(host) for host in hosts}
-        for name in (*before.values(), *self._names.values()):
-            self._schedule(name)
+        self._names = {host: self._names.get(host) or _Name(host) for host in hosts}
         self._replace()
 
     async def start(self) -> None:
         """Begin to look names up, and wait `START_WAIT_S` for unknown names; raises nothing if look-ups fail."""
-        self._is_running = True
-        for name in self._names.values():
-            self._schedule(name)
+        self.stop()
+        self._watching = self._tasks.begin(self._watch()) if self._names else None
         if unknown := [self._begin(name) for name in self._names.values() if not name.addresses]:
             await asyncio.wait(unknown, timeout=START_WAIT_S)
 
     def stop(self) -> None:
         """Look up no more names, except for requests that still need one."""
-        self._is_running = False
-        for name in self._names.values():
-            self._schedule(name)
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def close(self) -> None:
-        """Stop, and cancel all look-ups; to be called when no request needs one any more."""
-        self.stop()
+        """Cancel all look-ups; to be called when no request needs one any more."""
         await self._tasks.close()
 
     async def addresses(self, endpoint: Endpoint) -> Sequence[AddressInfo]:
@@ -138,15 +132,30 @@ class Names:
     def look_up_soon(self, endpoint: Endpoint) -> None:
         """Look the name of *endpoint* up again soon, because no server answers; at most once in `REPEAT_S`."""
         if (name := self._names.get(endpoint.host)) is not None:
-            name.due_at = min(name.due_at, name.asked_at + REPEAT_S)
-            self._schedule(name)
+            name.is_silent = True
+
+    async def _watch(self) -> None:
+        """Look each name up again when its pause is over, which is checked once in `REPEAT_S`."""
+        loop = asyncio.get_running_loop()
+        while True:
+            tick_s = min(REPEAT_S, self._refresh_s)
+            await asyncio.sleep(tick_s * (1 - JITTER * random.random()))  # noqa: S311  hides nothing
+            for name in self._names.values():
+                if loop.time() - name.asked_s >= self._pause_s(name):
+                    self._begin(name)
+
+    def _pause_s(self, name: _Name) -> float:
+        """Seconds from one look-up of *name* to the next."""
+        doublings = min(max(name.n_failures - 1, 0), 30)
+        is_soon = name.is_silent or name.n_failures
+        return min(self._refresh_s, REPEAT_S * 2.0**doublings) if is_soon else self._refresh_s
 
     def _begin(self, name: _Name) -> asyncio.Task[None]:
         """Begin to look *name* up, or return the look-up that is going on."""
         if name.look_up is None:
-            name.asked_at = asyncio.get_running_loop().time()
+            name.asked_s = asyncio.get_running_loop().time()
+            name.is_silent = False
             name.look_up = self._tasks.begin(self._look_up(name))
-            self._schedule(name)
         return name.look_up
 
     async def _look_up(self, name: _Name) -> None:
@@ -160,11 +169,6 @@ class Names:
             self._succeed(name, found)
         finally:
             name.look_up = None
-            delay_s = self._refresh_s * (1 - JITTER * random.random())  # noqa: S311  hides nothing
-            if name.n_failures:
-                delay_s = min(delay_s, REPEAT_S * 2.0 ** min(name.n_failures - 1, 30))
-            name.due_at = asyncio.get_running_loop().time() + delay_s
-            self._schedule(name)
 
     def _fail(self, name: _Name, reason: str) -> None:
         name.error = reason
@@ -189,19 +193,6 @@ class Names:
             log.info("backend %r: the host name %r resolves to %s%s%s", self._backend, name.host, shown, was, cut)
         elif had_failed:
             log.info("backend %r: the host name %r can be resolved again", self._backend, name.host)
-
-    def _schedule(self, name: _Name) -> None:
-        """Plan the next look-up of *name* for when it is due, which a shorter `dns_refresh` makes earlier.
-
-        None is planned while one is going on, after `stop`, and for a name that the backend has no more.
-        """
-        if name.timer is not None:
-            name.timer.cancel()
-            name.timer = None
-        if self._is_running and name.look_up is None and self._names.get(name.host) is name:
-            loop = asyncio.get_running_loop()
-            name.due_at = min(name.due_at, loop.time() + self._refresh_s)
-            name.timer = loop.call_at(name.due_at, self._begin, name)
 
     def _replace(self) -> None:
         found = [
