@@ -33,9 +33,6 @@ DUE_S = 20.0
 BELIEVED_S = 30.0
 """When an answer about the binary extension is this old, it is not believed any more, and requests wait."""
 
-AT_ONCE = 8
-"""How many endpoints of a backend are asked at the same time."""
-
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 
 log = logging.getLogger("gateway")
@@ -75,7 +72,6 @@ class Speaking:
         self._fields: Fields = []
         self._wait_s = ASK_S
         self._tasks = Tasks()
-        self._free = asyncio.Semaphore(AT_ONCE)
         self.last: Spoken | None = None
         """The result of the last call of `spoken`; None before the first."""
 
@@ -136,9 +132,8 @@ class Speaking:
         loop, speech = asyncio.get_running_loop(), state.speech
         asker = Asker(self._connections, state.endpoint, self._fields, within_s=ASK_S)
         try:
-            async with self._free:
-                first = await asker.get("/v2")
-                said = await said_after(first, asker.get) if self._dialect == AUTO else said_of_v2(first)
+            first = await asker.get("/v2")
+            said = await said_after(first, asker.get) if self._dialect == AUTO else said_of_v2(first)
             if said.dialect:
                 speech.hear(said, loop.time())
                 return
@@ -168,22 +163,17 @@ class Speaking:
 
     def _unknown(self, states: Sequence[EndpointState]) -> GatewayError:
         """Why no dialect is known. An answer that fits no dialect is reported before a missing answer."""
+        silence = GatewayError(ErrorKind.TIMEOUT, f"no endpoint has answered within {self._wait_s:g} s")
         failures = [state.speech.failure for state in states if state.speech.failure is not None]
-        failures.sort(key=lambda failure: failure.kind is not ErrorKind.MALFORMED_RESPONSE)
-        kind, why = ErrorKind.TIMEOUT, f"no endpoint has answered within {self._wait_s:g} s"
-        if failures:
-            kind, why = failures[0].kind, failures[0].message
-        words = f"what backend {self._backend!r} speaks could not be found out (`dialect: auto`): {why}"
-        return GatewayError(kind, words, sent=False)
+        first = min(failures, key=lambda each: each.kind is not ErrorKind.MALFORMED_RESPONSE, default=silence)
+        words = f"what backend {self._backend!r} speaks could not be found out (`dialect: auto`): {first.message}"
+        return GatewayError(first.kind, words, sent=False)
 
     def _tell(self, spoken: Spoken, states: Sequence[EndpointState]) -> None:
         """Log what the backend speaks, because this has changed."""
-        if self._binary != AUTO or spoken.dialect != V2:
-            log.info("backend %r speaks the dialect %s", self._backend, spoken.dialect)
-        elif spoken.binary:
-            log.info("backend %r: all endpoints say %s: inferences pass through", self._backend, EXTENSION)
-        else:
+        why = ""
+        if self._binary == AUTO and spoken == Spoken(V2, binary=False):
             other = next((state for state in states if not state.speech.said.is_binary), states[0])
             failure = other.speech.failure
-            why = f"{other.url} does not say {EXTENSION}" if failure is None else failure.message
-            log.info("backend %r: inferences become JSON: %s", self._backend, why)
+            why = f": {other.url} does not say {EXTENSION}" if failure is None else f": {failure.message}"
+        log.info("backend %r speaks %s%s", self._backend, spoken, why)

@@ -142,22 +142,6 @@ async def test_endpoints_that_come_are_asked_and_those_that_go_are_forgotten() -
         assert [server.asked for server in servers] == [1, 2]
 
 
-async def test_so_many_are_asked_at_once() -> None:
-    servers = [Server() for _ in range(speaking.AT_ONCE + 3)]
-    for server in servers:
-        server.may_answer.clear()
-    async with asking(servers) as (asker, _), asyncio.timeout(DEADLINE_S):
-        waiting = asyncio.ensure_future(asker.spoken())
-        while sum(server.asked for server in servers) < speaking.AT_ONCE:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
-        assert sum(server.asked for server in servers) == speaking.AT_ONCE
-        for server in servers:
-            server.may_answer.set()
-        assert (await waiting).binary
-        assert [server.asked for server in servers] == [1] * len(servers)
-
-
 async def test_a_request_that_ends_does_not_end_the_question() -> None:
     server = Server()
     server.may_answer.clear()

@@ -744,7 +744,7 @@ async def test_a_server_that_stops_saying_so_gets_json_after_the_first_failure(
             assert (reply.status, reply.json["outputs"][0]["data"]) == (200, [0, 1, 2, 3])
         assert server.questions == 2
         server.is_binary = True
-    assert "all endpoints say binary_tensor_data: inferences pass through" in caplog.text
+    assert "backend 'main' speaks V2 in binary" in caplog.text
     assert "does not say binary_tensor_data" in caplog.text
 
 
@@ -831,7 +831,7 @@ async def test_endpoints_that_differ_all_get_json(caplog: pytest.LogCaptureFixtu
         servers[1].is_binary = True
         upstream = client.gateway.data_plane.gateway.serving.upstreams["main"]
         url = upstream.endpoints.states[1].url
-        assert f"backend 'main': inferences become JSON: {url} does not say binary_tensor_data" in caplog.text
+        assert f"backend 'main' speaks V2 in JSON: {url} does not say binary_tensor_data" in caplog.text
         upstream.endpoints.states[1].speech.doubt(asyncio.get_running_loop().time())
         assert is_binary(await client.infer(header + ARRAY.tobytes(), len(header)))
 
