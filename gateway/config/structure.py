@@ -60,7 +60,7 @@ def words_for(type_: Any) -> str:
         return f"{', '.join(choices[:-1])} or {choices[-1]}"
     words = {list: "a list", dict: "keys and values", str: "text", bool: "true or false", int: "a whole number"}
     words |= {float: "a number", **{kind: row.expected for kind, row in KINDS.items()}}
-    return words[typing.get_origin(type_) or type_]
+    return words.get(typing.get_origin(type_) or type_, "a value")
 
 
 def choices_of(type_: Any) -> list[str]:
