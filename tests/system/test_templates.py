@@ -273,7 +273,7 @@ backends:
         inputs: {x: {datatype: FP32}, n: {shape: []}}
         outputs: {y: {datatype: FP32}, z: {}}
         request:
-          path: predict/{foo}
+          path: predict
           body:
             v: $nope
             e: {$each: [$n]}
