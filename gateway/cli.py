@@ -27,7 +27,7 @@ from gateway.doctor import TLS_OPTIONS, Given, examine
 from gateway.errors import ConfigError
 from gateway.plan import who_answers
 from gateway.process import ports
-from gateway.process.application import Application, Running
+from gateway.process.application import Application
 from gateway.process.reload import Reloader
 from gateway.process.supervisor import Supervisor
 from gateway.process.systemd import Notifier
@@ -286,7 +286,7 @@ async def _serve_until_stopped(
     # a hangup from now on waits until it can be served; an earlier one was blocked until now, see `__main__`
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    application: Running = await (Application if config.workers == 1 else Supervisor).start(config)
+    application = await (Application if config.workers == 1 else Supervisor).start(config)
     look = FirstLook(application.name)
     try:
         settle()
@@ -310,7 +310,7 @@ async def _serve_until_stopped(
         await application.stop()
 
 
-async def _drain(application: Running) -> int:
+async def _drain(application: Application) -> int:
     """Let requests in flight finish, unless a (second) SIGINT comes, and return the exit code."""
     draining = asyncio.ensure_future(application.drain())
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, draining.cancel)

@@ -1,10 +1,10 @@
-"""A gateway as its operators see it, in one process or several; and the one that serves clients in its own process.
+"""A gateway as its operators see it, which serves clients in its own process.
 
 Not here: several processes (`supervisor`, `worker`).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Self
 
 from gateway.app import DataPlane, new_name, require_usable_files
@@ -14,12 +14,16 @@ from gateway.process.descriptors import fit
 from gateway.process.problems import Death
 from gateway.process.reload import keep_fixed
 from gateway.process.status import Status, status_of
+from gateway.serving.gateway import Gateway
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.reading import Reading
 
 
-class Running(ABC):
+class Application:
     """A gateway with its admin listener."""
+
+    data_plane: DataPlane
+    gateway: Gateway
 
     def __init__(self, config: Config) -> None:
         """Must be called on a running event loop; `start` and `stop` must be awaited."""
@@ -28,6 +32,7 @@ class Running(ABC):
         self.name = new_name()
         self.metrics = Metrics(self._readings, self._worker_ids)
         self.listen_url = ""
+        """Where clients are served; empty until they are."""
         self.grpc_urls: list[str] = []
         """The URLs for gRPC; empty if it is not configured."""
         self.admin_url = ""
@@ -35,6 +40,9 @@ class Running(ABC):
         self._admin = AdminListener(
             config.admin, lambda: self.config, self.metrics.exposition, self._not_ready, self._status, self.stalled
         )
+        self._ending = AsyncExitStack()
+        """What `stop` does, the last first."""
+        self._ending.push_async_callback(self._admin.stop)
 
     @classmethod
     async def start(cls, config: Config) -> Self:
@@ -61,79 +69,48 @@ class Running(ABC):
         await self._change(fit(config, self.config))
         return kept
 
-    async def stop(self) -> None:
-        """Close all listeners and connections at once."""
-        await self._end()
-        await self._admin.stop()
-
-    @abstractmethod
-    async def _serve(self) -> list[str]:
-        """Serve clients; returns the URLs, that for HTTP/1.1 first."""
-
-    @abstractmethod
-    async def _change(self, config: Config) -> None:
-        """Let all processes serve by *config*, or none, see `replace`."""
-
-    @abstractmethod
     async def drain(self) -> None:
         """See `DataPlane.drain`; meanwhile the admin listener answers that the gateway is not ready."""
+        await self.data_plane.drain()
 
-    @abstractmethod
-    async def _end(self) -> None:
-        """Serve no more, at once."""
-
-    @abstractmethod
-    def _readings(self) -> Sequence[Reading]:
-        """The last readings of the processes that serve clients; what was counted with them is in the metrics."""
-
-    def _worker_ids(self) -> Sequence[int]:
-        """The ids of the processes that serve clients; empty if this process serves them itself."""
-        return ()
-
-    @abstractmethod
-    def _not_ready(self) -> str | None:
-        """Why clients should not come; None if they should."""
+    async def stop(self) -> None:
+        """Close all listeners and connections at once."""
+        await self._ending.aclose()
 
     def stalled(self) -> str | None:
         """Why the watchdog and the liveness probe should end the gateway, in words; None if they should not."""
         return None
 
-    def _status(self) -> Status:
-        urls = {"listen": self.listen_url, "admin": self.admin_url, "grpc": self.grpc_urls}
-        return status_of(self.config, urls, self._readings(), self.metrics, self._not_ready(), self._last_death)
-
-
-class Application(Running):
-    """A gateway in one process."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.data_plane = DataPlane(self.config, self.name, self.metrics.add)
-        self.gateway = self.data_plane.gateway
-        self._is_serving = False
-
     async def _serve(self) -> list[str]:
+        """Serve clients; returns the URLs, that for HTTP/1.1 first."""
+        self.data_plane = DataPlane(self.config, self.name, self.metrics.add)
+        self._ending.push_async_callback(self.data_plane.stop)
+        self.gateway = self.data_plane.gateway
         await self.data_plane.start()
-        self._is_serving = True
         return self.data_plane.urls
 
     async def _change(self, config: Config) -> None:
+        """Let all processes serve by *config*, or none, see `replace`."""
         await self.data_plane.commit(await self.data_plane.prepare(config))
         self.config = config
 
-    async def drain(self) -> None:
-        """See `Running`."""
-        await self.data_plane.drain()
-
-    async def _end(self) -> None:
-        self._is_serving = False
-        await self.data_plane.stop()
-
     def _readings(self) -> list[Reading]:
+        """The last readings of the processes that serve clients; what was counted with them is in the metrics."""
+        if not self.listen_url:
+            return []
         self.data_plane.count()
         return [self.data_plane.reading()]
 
+    def _worker_ids(self) -> Sequence[int]:
+        """The ids of the processes that serve clients; empty if this process serves them itself."""
+        return ()
+
     def _not_ready(self) -> str | None:
-        if self.gateway.is_draining:
-            return "draining"
-        return self.data_plane.not_usable() if self._is_serving else "starting"
+        """Why clients should not come; None if they should."""
+        if not self.listen_url:
+            return "starting"
+        return "draining" if self.gateway.is_draining else self.data_plane.not_usable()
+
+    def _status(self) -> Status:
+        urls = {"listen": self.listen_url, "admin": self.admin_url, "grpc": self.grpc_urls}
+        return status_of(self.config, urls, self._readings(), self.metrics, self._not_ready(), self._last_death)

@@ -89,7 +89,7 @@ class Reloader:
     ) -> None:
         """Reload when requested; *watch*: also when the file's content changes.
 
-        *replace* is `Running.replace`; *metrics* are told how each reload went. *on_taken* is called with each
+        *replace* is `Application.replace`; *metrics* are told how each reload went. *on_taken* is called with each
         configuration that has taken effect.
         """
         self._replace = replace

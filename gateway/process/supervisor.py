@@ -20,7 +20,7 @@ from gateway.client import listeners
 from gateway.client.fronts import addresses
 from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
-from gateway.process.application import Running
+from gateway.process.application import Application
 from gateway.process.control import ANSWERS, Channel, Done, Order, Report, Step
 from gateway.process.problems import Death
 from gateway.telemetry.counting import Batch
@@ -117,7 +117,7 @@ class _WorkerProcess:
         return code
 
 
-class Supervisor(Running):
+class Supervisor(Application):
     """Starts the workers of one configuration, replaces those that die, and has them all reload or none."""
 
     def __init__(self, config: Config) -> None:
@@ -131,6 +131,7 @@ class Supervisor(Running):
         """Where the workers listen, with the real port, and what keeps it for them."""
 
     async def _serve(self) -> list[str]:
+        self._ending.push_async_callback(self._end)
         scheme = "http" if self.config.tls is None else "https"
         urls = []
         for address in addresses(self.config):
@@ -189,7 +190,7 @@ class Supervisor(Running):
             return worker.is_listening
 
     async def _change(self, config: Config) -> None:
-        """See `Running`.
+        """See `Application`.
 
         A worker that dies or does not answer is replaced by one with the configuration in effect. This is the new one
         if another worker could prepare it, or if no worker serves at the moment: it may let workers start again.
@@ -217,7 +218,7 @@ class Supervisor(Running):
         await asyncio.gather(*(worker.answer(PREPARE_S) for worker in prepared))
 
     def stalled(self) -> str | None:
-        """See `Running`: which workers hang."""
+        """See `Application`: which workers hang."""
         latest_s = asyncio.get_running_loop().time() - SILENT_S
         hanging = [str(worker.pid) for worker in self._serving() if worker.heard_s < latest_s]
         return f"nothing was heard of worker {', '.join(hanging)} for {SILENT_S:g} s" if hanging else None
@@ -254,7 +255,7 @@ class Supervisor(Running):
                     log.error("%s; trying again", error)
 
     async def drain(self) -> None:
-        """See `Running`."""
+        """See `Application`."""
         self._is_draining = True
         for address, holder in self._reserved:
             if address.is_unix:
