@@ -25,7 +25,7 @@ from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process import reload as reload_module
 from gateway.process import supervisor as supervisor_module
-from gateway.process.control import ANSWERS, Channel, Done, Order
+from gateway.process.control import Channel, Done, Order
 from gateway.process.reload import WATCH_S, Reloader, keep_fixed
 from gateway.process.supervisor import Supervisor
 from gateway.telemetry.metrics import Metrics
@@ -697,7 +697,7 @@ async def test_where_no_worker_serves_the_new_file_is_what_they_start_with() -> 
 async def test_messages_cross_a_socket_and_one_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.process.control.MAX_BYTES", 1000)
     ends = socket.socketpair()
-    one, other = [await Channel.over(end, ANSWERS) for end in ends]
+    one, other = [await Channel.over(end) for end in ends]
     for message in (Done("why\n"), Done(), Done("x" * 10_000)):
         one.send(message)
     assert [await other.receive(), await other.receive()] == [Done("why\n"), Done()]
@@ -708,7 +708,7 @@ async def test_messages_cross_a_socket_and_one_that_is_too_long_is_refused(monke
     cut = asyncio.StreamReader()
     cut.feed_data(msgspec.json.encode(Done()))
     cut.feed_eof()
-    assert await Channel(cut, None, ANSWERS).receive() is None  # type: ignore[arg-type]
+    assert await Channel(cut, None).receive() is None  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

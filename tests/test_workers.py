@@ -15,7 +15,7 @@ from gateway import __version__
 from gateway.config import load, parse
 from gateway.demo import JsonServer
 from gateway.process import supervisor as supervisor_module
-from gateway.process.control import ANSWERS, Channel
+from gateway.process.control import Channel
 from gateway.process.supervisor import Supervisor, _WorkerProcess
 from tests.conftest import Client, tensor
 from tests.test_cli import process, url_in_line
@@ -275,12 +275,12 @@ async def test_a_worker_whose_program_is_gone_leaves_nothing_open(monkeypatch: p
 
 async def test_a_worker_that_sends_what_cannot_be_read_is_killed_and_named(caplog: pytest.LogCaptureFixture) -> None:
     own, its = socket.socketpair()
-    channel = await Channel.over(own, ANSWERS)
+    channel = await Channel.over(own)
     process = await asyncio.create_subprocess_exec("sleep", "60")
     worker = _WorkerProcess(process, channel, lambda batch: True)
     with its:
         its.sendall(b"{}\n")
         assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
-        assert await worker.answer(1.0) is None
+        assert await worker.ask("commit", 1.0) is None
     (message,) = caplog.messages
     assert message.startswith(f"worker {process.pid} has sent an invalid message: ")

@@ -5,7 +5,7 @@ Not here: how either side acts on a message.
 
 import asyncio
 import socket
-from typing import Generic, Literal, Self, TypeVar
+from typing import Literal, Self
 
 import msgspec
 
@@ -18,7 +18,7 @@ MAX_BYTES = 64 * 1024 * 1024
 Step = Literal["serve", "prepare", "commit", "abort", "drain"]
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True, tag=True):
     """To a worker: what to do. `serve`, `prepare` and `commit` are answered by `Done`."""
 
     step: Step
@@ -44,28 +44,24 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     batch: Batch
 
 
-ORDERS = msgspec.json.Decoder(Order)
-ANSWERS = msgspec.json.Decoder(Done | Report)
+Message = Order | Done | Report
 
-M = TypeVar("M")
+_decode = msgspec.json.Decoder(Message).decode
 
 
-class Channel(Generic[M]):
+class Channel:
     """One end of the socket."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: "msgspec.json.Decoder[M]"
-    ) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._decoder = decoder
 
     @classmethod
-    async def over(cls, end: socket.socket, decoder: "msgspec.json.Decoder[M]") -> Self:
-        """The channel over the socket *end*; *decoder* is that of the other end's messages."""
-        return cls(*await asyncio.open_connection(sock=end, limit=MAX_BYTES), decoder)
+    async def over(cls, end: socket.socket) -> Self:
+        """The channel over the socket *end*."""
+        return cls(*await asyncio.open_connection(sock=end, limit=MAX_BYTES))
 
-    def send(self, message: Order | Done | Report) -> None:
+    def send(self, message: Message) -> None:
         """Send *message*, without waiting."""
         self._writer.write(msgspec.json.encode(message) + b"\n")
 
@@ -74,13 +70,13 @@ class Channel(Generic[M]):
         """Whether the other end has read, or could read at once, all that was sent."""
         return not self._writer.transport.get_write_buffer_size()
 
-    async def receive(self) -> M | None:
+    async def receive(self) -> Message | None:
         """The next message; None at the end. Raises `ValueError` for an invalid one."""
         try:
             line = await self._reader.readline()
         except ConnectionError:
             return None
-        return self._decoder.decode(line) if line.endswith(b"\n") else None
+        return _decode(line) if line.endswith(b"\n") else None
 
     def close(self) -> None:
         """Close the socket."""

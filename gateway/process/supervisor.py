@@ -21,7 +21,7 @@ from gateway.client.fronts import addresses
 from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
 from gateway.process.application import Application
-from gateway.process.control import ANSWERS, Channel, Done, Order, Report, Step
+from gateway.process.control import Channel, Done, Message, Order, Report, Step
 from gateway.process.problems import Death
 from gateway.telemetry.counting import Batch
 from gateway.telemetry.log_writer import change_logging
@@ -50,9 +50,7 @@ log = logging.getLogger("gateway")
 class _WorkerProcess:
     """A worker's process, as the supervisor sees it."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, channel: Channel[Done | Report], count: Callable[[Batch], bool]
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, channel: Channel, count: Callable[[Batch], bool]) -> None:
         """*count* takes the worker's batches of counts."""
         self.process = process
         self.pid = process.pid
@@ -66,7 +64,7 @@ class _WorkerProcess:
         """When its last message came, by the loop's clock."""
         self._channel = channel
         self._count = count
-        self._answers: asyncio.Queue[Done | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[Message | None] = asyncio.Queue()
         self.reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
@@ -91,17 +89,19 @@ class _WorkerProcess:
         """Send an order to the worker, without waiting."""
         self._channel.send(Order(step) if config is None else Order(step, msgspec.Raw(encode(config))))
 
-    async def answer(self, timeout_s: float) -> Done | None:
-        """The worker's next answer. If none comes within *timeout_s*, the worker is killed; then None."""
+    async def ask(self, step: Step, timeout_s: float, config: Config | None = None) -> Done | None:
+        """Send an order; the answer. If none comes within *timeout_s*, the worker is killed; then None."""
+        self.tell(step, config)
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._answers.get()
         except TimeoutError:
             log.error("worker %d has not answered within %g s; it is killed", self.pid, timeout_s)
             answer = None
-        if answer is None:
-            self.kill()
-        return answer
+        if isinstance(answer, Done):
+            return answer
+        self.kill()
+        return None
 
     def kill(self) -> None:
         """Kill the worker at once."""
@@ -167,11 +167,10 @@ class Supervisor(Application):
             for each in given:
                 each.close()
         # the end of this socket tells the worker that the supervisor is gone
-        channel = await Channel.over(own, ANSWERS)
+        channel = await Channel.over(own)
         worker = self._workers[process.pid] = _WorkerProcess(process, channel, self.metrics.add)
         worker.share = self.config.share()
-        worker.tell("serve", worker.share)
-        if await worker.answer(START_S) is None or not await self._join(worker):
+        if await worker.ask("serve", START_S, worker.share) is None or not await self._join(worker):
             self._workers.pop(worker.pid, None)
             worker.kill()
             await worker.ended()
@@ -201,9 +200,7 @@ class Supervisor(Application):
     async def _bring(self, workers: list[_WorkerProcess], config: Config) -> None:
         """Let *workers*, and those that start later, serve by *config*. If one refuses: `ConfigError`, and none do."""
         share = config.share()
-        for worker in workers:
-            worker.tell("prepare", share)
-        answers = await asyncio.gather(*(worker.answer(PREPARE_S) for worker in workers))
+        answers = await asyncio.gather(*(worker.ask("prepare", PREPARE_S, share) for worker in workers))
         prepared = [worker for worker, answer in zip(workers, answers, strict=True) if answer == Done()]
         errors = [answer.error for answer in answers if answer is not None and answer.error is not None]
         if errors or (workers and not prepared):
@@ -213,9 +210,8 @@ class Supervisor(Application):
         self.config = config
         change_logging(config.logging.level, config.logging.format)
         for worker in prepared:
-            worker.tell("commit")
             worker.share = share
-        await asyncio.gather(*(worker.answer(PREPARE_S) for worker in prepared))
+        await asyncio.gather(*(worker.ask("commit", PREPARE_S) for worker in prepared))
 
     def stalled(self) -> str | None:
         """See `Application`: which workers hang."""

@@ -14,7 +14,7 @@ import sys
 from gateway.app import Change, DataPlane, settle
 from gateway.config import Config, decode
 from gateway.errors import ConfigError
-from gateway.process.control import ORDERS, Channel, Done, Order, Report
+from gateway.process.control import Channel, Done, Order, Report
 from gateway.telemetry.counting import Batch
 from gateway.telemetry.log_writer import LogWriter
 
@@ -24,7 +24,7 @@ log = logging.getLogger("gateway")
 class _Worker:
     """Serves clients, and carries out the supervisor's orders."""
 
-    def __init__(self, config: Config, name: str, channel: Channel[Order]) -> None:
+    def __init__(self, config: Config, name: str, channel: Channel) -> None:
         """*name* is the gateway's name in `Via`, the same in all workers. Must be made on a running event loop."""
         self._channel = channel
         self.data_plane = DataPlane(config, name, self._deliver)
@@ -51,7 +51,7 @@ class _Worker:
         """Carry out the supervisor's orders of reloads, in their order."""
         prepared: Change | None = None
         try:
-            while (order := await self._channel.receive()) is not None and order.step != "drain":
+            while isinstance(order := await self._channel.receive(), Order) and order.step != "drain":
                 if order.step == "prepare":
                     prepared, answer = await self._prepare(order)
                     self._channel.send(answer)
@@ -92,8 +92,8 @@ def main() -> None:
 
 async def _serve(name: str, sockets: list[socket.socket]) -> int:
     """Serve on *sockets* as the supervisor says; the exit code."""
-    channel = await Channel.over(socket.socket(fileno=0), ORDERS)
-    if (order := await channel.receive()) is None:
+    channel = await Channel.over(socket.socket(fileno=0))
+    if not isinstance(order := await channel.receive(), Order):
         return 0  # the supervisor is gone
     config = decode(bytes(order.config))
     writer = LogWriter(config.logging.level, config.logging.format, f"worker {os.getpid()}")
