@@ -31,9 +31,6 @@ MAX_HEAD_BYTES = 256 * 1024
 MAX_INTERIM = 16
 """How many interim heads (100, 103) may come before an answer."""
 
-HELD_BYTES = 16 * 1024
-"""How many bytes of the body a held head waits for; see `hold`."""
-
 DENSE_BYTES = PIECE_BYTES - PIECE_BYTES // 16
 MAX_DENSE = 8
 """If a piece has at least 1/8 of content it has large chunks, so that several pieces are decoded in one go."""
@@ -61,7 +58,6 @@ class ArrivingAnswer:
     _is_last = False  # the answer says that it is the connection's last, or surplus has come
     _is_paused = False
     _n_interim = 0
-    _on_held: Callable[[int], None] | None = None  # while the head is held, or may be
     _waiter: Waiter | None = None
 
     def __init__(
@@ -77,15 +73,6 @@ class ArrivingAnswer:
         self.wakes_at_once = at_once
         self._message = Incoming(heads)
         self._decoded = bytearray()  # of a chunked body, before the reader asked for it
-
-    def hold(self, on_held: Callable[[int], None]) -> None:
-        """Hold back the head of a 2xx until its body has come, or `HELD_BYTES` of it, or the connection's end.
-
-        Servers often write a head and a small body in two pieces, and the reader would wake for each. A head with any
-        other status, which may decide without a body, or with a defect is given at once. *on_held* is called with the
-        status when a head comes without its body, and again whenever more of the body comes.
-        """
-        self._on_held = on_held
 
     @property
     def is_read(self) -> bool:
@@ -144,42 +131,17 @@ class ArrivingAnswer:
         else:
             self.ends_with_connection = True
             message.expect(Phase.UNTIL_END)
-        if not 200 <= head.code < 300 or head.defect is not None:  # such a head is enough to decide
-            self._on_held = None
 
     def _feed_body(self, data: bytes) -> None:
         """Take bytes of the body, maybe none."""
         message = self._message
         if data and message.feed_body(data):
             self._surplus()
-        if self._on_held is not None:
-            assert self._head is not None
-            if not self._has_enough():
-                self._on_held(self._head.code)
-                return
-            self._on_held = None
         if message.unread_bytes > READ_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
         if self._waiter is not None:
             self._wake(wake if self.wakes_at_once else wake_soon)
-
-    def _has_enough(self) -> bool:
-        """Whether so much of the body has come that a held head is given to the reader."""
-        message = self._message
-        if message.phase is Phase.CHUNKED:
-            self._decode()
-            if message.unread_bytes:  # the rest is for the reader to decode: waiting for more bytes could last for ever
-                return True
-        n_bytes = message.unread_bytes + len(self._decoded)
-        return message.phase is Phase.DONE or self._over is not None or n_bytes >= HELD_BYTES
-
-    def _decode(self) -> None:
-        """Decode one piece of a chunked body ahead of the reader."""
-        try:
-            self._decoded += self._message.read()
-        except MalformedError as error:
-            self._break(str(error))
 
     def _break(self, defect: str) -> None:
         """The bytes are not HTTP; *defect* says why."""
@@ -212,7 +174,6 @@ class ArrivingAnswer:
 
     def _wake(self, let_go_on: Callable[[Waiter | None], None] = wake_soon) -> None:
         """Let the reader go on, by default in the next turn of the event loop."""
-        self._on_held = None  # breaks the cycle of references through the request
         waiter, self._waiter = self._waiter, None
         let_go_on(waiter)
 
@@ -220,7 +181,7 @@ class ArrivingAnswer:
 
     async def read_head(self) -> AnswerHead:
         """Wait for the head that is not interim. Raises `LostError` and `NotHttpError`."""
-        while self._head is None or self._on_held is not None:
+        while self._head is None:
             await self._change()
         return self._head
 
@@ -251,7 +212,10 @@ class ArrivingAnswer:
         """
         message = self._message
         if message.phase is Phase.CHUNKED and message.unread_bytes <= PIECE_BYTES:
-            self._decode()
+            try:
+                self._decoded += message.read()
+            except MalformedError as error:
+                self._break(str(error))
         if message.phase is not Phase.DONE or self.ends_with_connection:
             return None
         if message.unread_bytes + len(self._decoded) > max_bytes:

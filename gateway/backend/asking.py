@@ -56,7 +56,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     trace: Trace | None = None
     """The trace in which each attempt is a span."""
     is_read_whole: bool = False
-    """Whether the answer's head is of no use without the body, so that the attempt waits for both if they are small."""
+    """Whether the answer is judged once it was read, so that its connection is only kept if it was found right."""
     is_passed: bool = False
     """Whether this is an inference that passes unchanged, for endpoints with the binary extension alone."""
 

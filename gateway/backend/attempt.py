@@ -74,8 +74,6 @@ class Answer:
         wire = self._wire
         assert wire is not None
         self._arriving = arriving = wire.begin(self._request.method)
-        if self._request.is_read_whole:
-            arriving.hold(self._body_is_awaited)
         try:
             wire.send_first(first_bytes)
         except LostError:  # reading finds out how
@@ -88,7 +86,9 @@ class Answer:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._lost_before_answer(wire) from None
-        self._head_has_come(head.code)
+        attempt = self._attempt
+        attempt.code = str(head.code)
+        attempt.first_byte_s = self._deadlines.loop.time() - attempt.started_s
         if head.defect is not None:
             raise self._malformed(head.defect)
         self._head = head
@@ -148,18 +148,6 @@ class Answer:
         if self._sending is not None and not self._sending.done():
             await asyncio.wait((self._sending,))
         self._sending = None
-
-    def _head_has_come(self, status: int) -> None:
-        """Record that the answer has begun, with *status*."""
-        attempt = self._attempt
-        if attempt.first_byte_s is None:
-            attempt.code = str(status)
-            attempt.first_byte_s = self._deadlines.loop.time() - attempt.started_s
-
-    def _body_is_awaited(self, status: int) -> None:
-        """Start `timeouts.idle` for the next piece of the body; see `ArrivingAnswer.hold`."""
-        self._head_has_come(status)
-        self._deadlines.enter("idle")
 
     @property
     def headers(self) -> Headers:

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import socket
-import time
 
 import pytest
 from aiohttp.base_protocol import BaseProtocol
@@ -13,7 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.backend.asking import BackendRequest
 from gateway.backend.attempt import Answer
 from gateway.errors import GatewayError
-from tests.backend.sockets import calling, listening, read_whole, whole
+from tests.backend.sockets import calling, read_whole, whole
 
 N_ANSWERS = 400
 
@@ -192,16 +191,3 @@ async def test_an_answer_that_is_all_there_is_read_at_once_however_it_is_chunked
             async with asyncio.timeout(5):
                 assert await asked == body
             upstream.endpoints.states[0].close_idle()  # the next request comes over a connection of its own
-
-
-async def test_a_byte_of_a_held_answer_costs_the_same_however_many_have_come_before() -> None:
-    async with listening("POST") as (wire, answer):
-        answer.hold(lambda status: None)
-        wire.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        seconds = []
-        for _ in range(20):
-            began_s = time.process_time()
-            for byte in b"1\r\nx\r\n" * 500:
-                wire.data_received(bytes((byte,)))
-            seconds.append(time.process_time() - began_s)
-        assert min(seconds[-5:]) < 3 * min(seconds[:5])

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backend.arriving import HELD_BYTES, MAX_INTERIM, READ_BYTES, LostError, NotHttpError
+from gateway.backend.arriving import MAX_INTERIM, READ_BYTES, LostError, NotHttpError
 from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer
 from gateway.backend.upstream import Upstream
@@ -489,7 +489,7 @@ async def test_a_line_break_in_a_field_is_never_sent(field: tuple[str, str]) -> 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-LARGE = b"x" * (2 * HELD_BYTES)
+LARGE = b"x" * 32_768
 
 
 @pytest.mark.parametrize("is_read_whole", [False, True])
@@ -516,7 +516,7 @@ LARGE = b"x" * (2 * HELD_BYTES)
         ),
     ],
 )
-async def test_an_answer_is_the_same_where_its_head_is_held_until_its_body_has_come(
+async def test_an_answer_is_the_same_however_it_comes_and_whether_or_not_it_is_judged(
     pieces: list[bytes], ends: bool, outcome: bytes | str, code: str, is_read_whole: bool
 ) -> None:
     async with calling("retry: {attempts: 1}, timeouts: {idle: 200ms}") as (backend, upstream):
@@ -541,7 +541,7 @@ async def test_an_answer_is_the_same_where_its_head_is_held_until_its_body_has_c
 
 
 @pytest.mark.parametrize("status", ["302 Found", "500 Internal Server Error", "999 Odd"])
-async def test_the_head_of_what_is_no_answer_is_not_held(status: str) -> None:
+async def test_the_body_of_what_is_no_answer_is_not_awaited(status: str) -> None:
     async with calling() as (backend, upstream):
         request = BackendRequest("GET", "/x", [], Body(), is_read_whole=True)
         seen: list[int] = []
@@ -560,21 +560,6 @@ async def test_the_head_of_what_is_no_answer_is_not_held(status: str) -> None:
         else:
             await asyncio.wait_for(asked, 10)
             assert seen == [int(status[:3])]
-
-
-async def test_a_head_is_held_only_as_long_as_its_body_is_small_and_each_piece_of_that_is_told() -> None:
-    async with listening("GET") as (wire, answer):
-        told: list[int] = []
-        answer.hold(told.append)
-        reading = asyncio.ensure_future(answer.read_head())
-        wire.data_received(b"HTTP/1.1 100 Continue\r\n\r\n")
-        wire.data_received(b"HTTP/1.1 201 Created\r\nContent-Length: 1000000\r\n\r\n")
-        wire.data_received(b"x")
-        await turns()
-        assert (told, reading.done()) == ([201, 201], False)
-        wire.data_received(b"x" * HELD_BYTES)
-        assert ((await reading).code, told) == (201, [201, 201])
-        assert len(await answer.read_body()) == HELD_BYTES + 1
 
 
 async def test_an_answer_that_has_come_to_its_end_takes_no_turn_behind_large_requests(
@@ -602,9 +587,8 @@ SECOND = b"HTTP/1.1 500 No\r\nContent-Length: 6\r\n\r\nsecond"
 
 
 @pytest.mark.parametrize("second", [SECOND, SECOND[:-3], INTERIM], ids=["whole", "not to its end", "interim"])
-async def test_a_second_answer_never_takes_the_place_of_a_head_that_is_held(second: bytes) -> None:
+async def test_a_second_answer_never_takes_the_place_of_the_first(second: bytes) -> None:
     async with listening("POST") as (wire, answer):
-        answer.hold(lambda status: None)
         wire.data_received(HEAD + b"bo")
         wire.data_received(b"dy" + second)
         assert ((await answer.read_head()).code, await answer.read_body()) == (200, b"body")
@@ -615,7 +599,7 @@ def random_answers(rng: random.Random) -> bytes:
     """What a backend sends for one request: answers of all framings, rarely more than one, now and then damaged."""
     text = INTERIM * rng.choice([0, 0, 0, 1, 2])
     for _ in range(rng.choice([1, 1, 2])):
-        body = rng.randbytes(rng.choice([0, 1, 4, 300, 2 * HELD_BYTES]))
+        body = rng.randbytes(rng.choice([0, 1, 4, 300, 32_768]))
         head = b"HTTP/1.1 %d X\r\n" % rng.choice([200, 200, 404, 204, 304])
         framing = rng.choice(["length", "length", "chunks", "end"])
         if framing == "length":
@@ -635,11 +619,9 @@ def random_answers(rng: random.Random) -> bytes:
     return text
 
 
-async def what_is_read(pieces: list[bytes], ending: Ending, *, is_held: bool) -> tuple[object, ...]:
+async def what_is_read(pieces: list[bytes], ending: Ending) -> tuple[object, ...]:
     """The status, the body, the error, and whether the connection must be closed, for what a backend sends."""
     async with listening("POST") as (wire, answer):
-        if is_held:
-            answer.hold(lambda status: None)
         for piece in pieces:
             wire.data_received(piece)
         if ending is not Ending.NOTHING:
@@ -659,21 +641,6 @@ async def what_is_read(pieces: list[bytes], ending: Ending, *, is_held: bool) ->
         return status, body, None, should_close(wire)
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_what_is_read_is_the_same_where_heads_are_held_however_the_answer_is_cut(seed: int) -> None:
-    rng = random.Random(seed)
-    n_read = 0
-    for _ in range(300):
-        text = random_answers(rng)
-        cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randrange(5)))
-        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True) if start < end]
-        ending = rng.choice(list(Ending))
-        plain = await what_is_read(pieces, ending, is_held=False)
-        assert await what_is_read(pieces, ending, is_held=True) == plain, (pieces, ending)
-        n_read += plain[-1] in (True, False)
-    assert n_read > 150
-
-
 async def test_whatever_comes_is_read_the_same_however_it_is_cut() -> None:
     rng = random.Random(5)
     for _ in range(300):
@@ -681,8 +648,8 @@ async def test_whatever_comes_is_read_the_same_however_it_is_cut() -> None:
         ending = rng.choice([Ending.STREAM_ENDS, Ending.RESET])
         places = sorted({0, *rng.choices(range(len(text) + 1), k=rng.randrange(1, 6)), len(text)})
         pieces = [text[start:end] for start, end in itertools.pairwise(places)]
-        status, _, error, is_last = await what_is_read([text], ending, is_held=False)
-        cut = await what_is_read(pieces, ending, is_held=False)
+        status, _, error, is_last = await what_is_read([text], ending)
+        cut = await what_is_read(pieces, ending)
         assert (cut[0], cut[2], cut[3]) == (status, error, is_last), (pieces, ending)
 
 
@@ -785,11 +752,10 @@ async def test_what_comes_behind_an_answer_while_it_is_judged_ends_its_connectio
 
 
 @pytest.mark.parametrize("behind", [b"\r\n", b"H", ANSWER[:10], ANSWER])
-@pytest.mark.parametrize("is_held", [False, True])
-async def test_what_comes_behind_chunks_ends_the_connection(behind: bytes, is_held: bool) -> None:
+async def test_what_comes_behind_chunks_ends_the_connection(behind: bytes) -> None:
     answer = CHUNKED + b"2\r\nok\r\n0\r\n\r\n"
     for text, is_last in ((answer, False), (answer + behind, behind != b"\r\n")):
-        assert await what_is_read([text], Ending.NOTHING, is_held=is_held) == (200, b"ok", None, is_last)
+        assert await what_is_read([text], Ending.NOTHING) == (200, b"ok", None, is_last)
 
 
 async def test_no_more_than_two_windows_of_an_answer_wait_to_be_read() -> None:
