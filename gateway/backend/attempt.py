@@ -242,11 +242,10 @@ class Answer:
         except LostError:
             raise self._lost() from None
         self._deadlines.enter("gateway")
-        if chunk:
-            self._count(len(chunk))
-        elif self._arriving.ends_with_connection and wire.was_reset:
-            raise self._lost()  # only the end of the stream completes such a body, and not a reset
-        else:
+        self._count(len(chunk))
+        if self._arriving.is_read:
+            if self._arriving.ends_with_connection and wire.was_reset:
+                raise self._lost()  # only the end of the stream completes such a body, and not a reset
             self._end()
         return chunk
 
@@ -317,11 +316,7 @@ class Answer:
         may_repeat = request.body.can_be_repeated and (is_unread or request.method in SURE_TO_REPEAT)
         if wire.is_reused and not wire.received_bytes and may_repeat:
             return StaleConnectionError()
-        lost = self._lost(sent=not is_unread)
-        if tls is not None and not tls.settings.certificate and not wire.is_reused:
-            # many servers that require a client certificate end the handshake without an alert that says so
-            lost.message += f"; if it requires a client certificate, set {tls.where}.certificate"
-        return lost
+        return self._lost(sent=not is_unread)
 
     def _lost(self, *, sent: bool = True) -> GatewayError:
         if self._unsendable is not None:

@@ -146,9 +146,9 @@ class Names:
 
     def _pause_s(self, name: _Name) -> float:
         """Seconds from one look-up of *name* to the next."""
-        doublings = min(max(name.n_failures - 1, 0), 30)
-        is_soon = name.is_silent or name.n_failures
-        return min(self._refresh_s, REPEAT_S * 2.0**doublings) if is_soon else self._refresh_s
+        if not (name.is_silent or name.n_failures):
+            return self._refresh_s
+        return min(self._refresh_s, REPEAT_S * 2.0 ** min(max(name.n_failures - 1, 0), 30))
 
     def _begin(self, name: _Name) -> asyncio.Task[None]:
         """Begin to look *name* up, or return the look-up that is going on."""
@@ -182,17 +182,14 @@ class Names:
         before, name.addresses = name.addresses, found[:MAX_ADDRESSES]
         had_failed = name.n_failures > 0
         name.error, name.n_failures = "", 0
-        is_known = self._names.get(name.host) is name
-        is_change = is_known and set(before) != set(name.addresses)
+        is_change = self._names.get(name.host) is name and set(before) != set(name.addresses)
         if is_change:
             self._replace()
-        if is_change and (before or had_failed or _are_endpoints(name.addresses)):
+        if had_failed or (is_change and (before or _are_endpoints(name.addresses))):
             shown = first_of(name.addresses, SHOWN_ADDRESSES)
-            was = f" (before: {first_of(before, SHOWN_ADDRESSES)})" if before else ""
+            was = f" (before: {first_of(before, SHOWN_ADDRESSES)})" if is_change and before else ""
             cut = f"; of {len(found)} addresses {MAX_ADDRESSES} are used" if len(found) > MAX_ADDRESSES else ""
             log.info("backend %r: the host name %r resolves to %s%s%s", self._backend, name.host, shown, was, cut)
-        elif had_failed:
-            log.info("backend %r: the host name %r can be resolved again", self._backend, name.host)
 
     def _replace(self) -> None:
         found = [

@@ -485,7 +485,7 @@ async def test_a_name_that_cannot_be_resolved_any_more_keeps_what_was_known(
     assert lines(caplog)[1:] == [
         "backend 'main': the host name 'models.example' cannot be resolved: Temporary failure in name resolution; "
         "its last known addresses stay in use: 10.0.0.1, 10.0.0.2",
-        "backend 'main': the host name 'models.example' can be resolved again",
+        "backend 'main': the host name 'models.example' resolves to 10.0.0.1, 10.0.0.2",
     ]
 
 

@@ -381,15 +381,6 @@ async def test_a_probe_without_the_client_certificate_that_is_required_says_what
     assert "backends.main.tls.certificate" in down
 
 
-async def test_a_server_that_says_nothing_about_the_missing_certificate_leaves_a_hint(authority: Authority) -> None:
-    context = authority.issue().server_context(authority.path)
-    async with tls_backend(context) as backend:  # asyncio sends no alert
-        async with upstream(backend.url, f"tls: {{ca: {authority.path}}}") as reached:
-            error = await failure(reached)
-    assert error.kind is ErrorKind.UPSTREAM_CLOSED
-    assert error.message.endswith("; if it requires a client certificate, set backends.main.tls.certificate")
-
-
 async def test_a_client_certificate_is_shown(authority: Authority) -> None:
     own = authority.issue("gateway")
     async with tls_backend(authority.issue().server_context(authority.path)) as backend:
