@@ -222,8 +222,8 @@ class DataPlane:
                 state.is_ejected and not state.ejection.is_on_trial(now_s),
                 state.busy,
                 len(state.idle),
-                state.last_change.reason,
-                state.last_change.at_s,
+                state.reason,
+                state.changed_at_s,
                 str(upstream.configured or upstream.speaking.last or ""),
                 state.ejection.is_on_trial(now_s),
             )

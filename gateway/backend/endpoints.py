@@ -93,16 +93,6 @@ def is_address(host: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of an endpoint's state: when and why."""
-
-    reason: str = ""
-    """The reason in words, shortened; empty for the first state."""
-    at_s: float = field(default_factory=time.time)
-    """The time of day, in seconds since 1970."""
-
-
 @dataclass(frozen=True)
 class Said:
     """The kind of a server, by its answers."""
@@ -167,8 +157,10 @@ class EndpointState:
     """What all probes so far have found."""
     speech: Speech = field(default_factory=Speech)
     """What the endpoint says that it speaks."""
-    last_change: Change = field(default_factory=Change)
-    """When and why it was last found down or up, ejected or brought back."""
+    reason: str = ""
+    """Why it was last found down or up, ejected or brought back; empty if it never was."""
+    changed_at_s: float = field(default_factory=time.time)
+    """The time of that change, or else of the first state, in seconds since 1970."""
     busy: int = 0
     """How many connections carry a request."""
     idle: deque["Wire"] = field(default_factory=deque)
@@ -178,7 +170,7 @@ class EndpointState:
 
     def note(self, reason: str) -> None:
         """Note that the endpoint was found down or up, ejected or brought back: another server may run there now."""
-        self.last_change = Change(reason[:REASON_CHARACTERS])
+        self.reason, self.changed_at_s = reason[:REASON_CHARACTERS], time.time()
         self.speech.forget()
 
     @property

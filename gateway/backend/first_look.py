@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from gateway import __version__
 from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Endpoint, Said
 from gateway.backend.questions import (
@@ -48,9 +47,6 @@ LOOK_S = 5.0
 
 TRY_S = 1.0
 """How long a try of another protocol may take, within `LOOK_S`: most servers close if they do not understand it."""
-
-USER_AGENT = f"tensor-gateway/{__version__} (first look)"
-"""The User-Agent of these requests, unless the backend's `headers` set another."""
 
 # The preface of an HTTP/2 client, followed by an empty SETTINGS frame (RFC 9113 section 3.4).
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -120,7 +116,7 @@ class FirstLook:
 
     async def _look(self, name: str, backend: Backend, endpoint: Endpoint) -> None:
         """Look at *endpoint*, and log the finding."""
-        headers = BackendHeaders(backend.headers.set, backend.headers.remove).probing(USER_AGENT)
+        headers = BackendHeaders(backend.headers.set, backend.headers.remove).probing("first look")
         connections = own_connections(name, backend.timeouts.connect)
         try:
             async with asyncio.timeout(LOOK_S):

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import random
 
-from gateway import __version__
 from gateway.backend.connections import Connections, NoAnswerError
 from gateway.backend.endpoints import EndpointSet, EndpointState
 from gateway.backend.questions import Asker
@@ -22,9 +21,6 @@ from gateway.config import Health
 from gateway.errors import ErrorKind, GatewayError
 from gateway.policy.crossing import BackendHeaders, Fields
 from gateway.policy.health import Condition, Finding, first_round_s, next_round_s
-
-USER_AGENT = f"tensor-gateway/{__version__} (health probe)"
-"""The User-Agent of probes, unless the backend's `headers` set another."""
 
 V2_PATH = "/v2/health/ready"
 """The default path of probes for servers of V2, and for servers whose dialect is not known (`dialect: auto`)."""
@@ -67,7 +63,7 @@ class HealthProbes:
         # an answer on a configured path is judged by its status alone
         self._dialect = dialect if settings.path is None else None
         path = settings.path or (dialect.live_path if dialect is not None else V2_PATH)
-        self._fields = headers.probing(USER_AGENT)
+        self._fields = headers.probing("health probe")
         if path != self._path:
             for state in self._endpoints.states:
                 state.condition = state.condition.for_another_path()

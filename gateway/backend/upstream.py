@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from gateway import __version__
 from gateway.backend.asking import BackendRequest
 from gateway.backend.attempt import Read, Transcode
 from gateway.backend.calling import Call
@@ -24,9 +23,6 @@ from gateway.plan import BackendPlan
 from gateway.policy.balancing import candidates, least_in_flight, pick_sticky, round_robin
 from gateway.policy.ejection import EjectionRules, Trial
 from gateway.policy.retry import RecentCalls, RetryPolicy
-
-USER_AGENT = f"tensor-gateway/{__version__} (what it speaks)"
-"""The User-Agent of questions about what a server speaks, unless the backend's `headers` set another."""
 
 T = TypeVar("T")
 
@@ -78,7 +74,7 @@ class Upstream:
         queue, connect_s = settings.queue, settings.timeouts.connect
         limits = Limits(self.plan.max_connections, connect_s, queue.length, queue.timeout, settings.keep_alive)
         self.connections.configure(limits)
-        fields, total_s = self.plan.headers.probing(USER_AGENT), settings.timeouts.total
+        fields, total_s = self.plan.headers.probing("what it speaks"), settings.timeouts.total
         self.speaking.configure(settings.dialect, settings.binary, fields, total_s)
         if not self.ejection_rules.failures:
             for state in self.endpoints.states:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from gateway import __version__
 from gateway.app import DataPlane, new_name
 from gateway.backend import questions
 from gateway.backend.endpoints import Endpoint
@@ -26,9 +25,6 @@ TRIAL_S = 30.0
 MAX_ANSWER_BYTES = 64 * 1024**2
 """How many bytes of an answer are read; a longer one cannot be understood."""
 
-USER_AGENT = f"tensor-gateway/{__version__} (doctor)"
-"""How servers and their logs recognize it."""
-
 
 class Asker(questions.Asker):
     """Asks one server, with long timeouts."""
@@ -36,7 +32,7 @@ class Asker(questions.Asker):
     def __init__(self, endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> None:
         """*headers* are sent with each question besides its own. Needs a running event loop."""
         self.headers = headers or {}
-        fields = BackendHeaders(self.headers, ()).probing(USER_AGENT)
+        fields = BackendHeaders(self.headers, ()).probing("doctor")
         connections = own_connections("default", TRIAL_S)
         super().__init__(connections, endpoint, fields, ASK_S, MAX_ANSWER_BYTES)
 

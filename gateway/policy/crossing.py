@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from gateway import __version__
 from gateway.headers import Headers
 from gateway.policy.trace_context import Trace
 
@@ -103,9 +104,9 @@ class BackendHeaders:
         self.metadata = self._kind(_OF_THE_BODY | _CODING | _OF_ONE_ANSWER | _OF_ONE_REQUEST)
         """For metadata that the gateway asks for itself; the answer is kept for clients whose headers give the same."""
 
-    def probing(self, user_agent: str) -> Fields:
-        """For a health probe, which no client has asked for: *user_agent* says who asks."""
-        return self._added(("User-Agent", user_agent), _IDENTITY)
+    def probing(self, who: str) -> Fields:
+        """For a question of the gateway's own, such as a health probe: *who* asks."""
+        return self._added(("User-Agent", f"tensor-gateway/{__version__} ({who})"), _IDENTITY)
 
     def trace(self, trace: Trace | None) -> Trace | None:
         """*trace* without the fields that the configuration sets or removes; None without `traceparent`."""

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from gateway import __version__
 from gateway.backend.endpoints import EndpointState
-from gateway.backend.health import USER_AGENT
 from gateway.backend.upstream import Upstream
 from gateway.config import parse
 from gateway.errors import ErrorKind, GatewayError
@@ -303,7 +303,7 @@ async def test_a_probe_is_recognizable_and_carries_what_the_backend_needs() -> N
         "Authorization: Bearer secret",
         "Connection: close",
         f"Host: 127.0.0.1:{server.port}",
-        f"User-Agent: {USER_AGENT}",
+        f"User-Agent: tensor-gateway/{__version__} (health probe)",
     ]
 
 

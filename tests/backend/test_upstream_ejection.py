@@ -370,7 +370,7 @@ async def test_a_probe_that_succeeds_brings_the_endpoint_back_when_the_ejection_
         async with asyncio.timeout(5):
             while state.is_ejected:
                 await asyncio.sleep(0.01)
-        assert state.last_change.reason == "a probe of it has succeeded"
+        assert state.reason == "a probe of it has succeeded"
 
 
 async def test_an_endpoint_on_trial_is_not_counted_among_those_that_are_left_until_it_is_back() -> None:
