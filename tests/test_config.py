@@ -95,6 +95,7 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
         ("listn: 1\n" + MINIMAL, "listn: unknown key, did you mean `listen`?"),
         ("backends: {a: {endpoints: ['http://x'], nonfinit: 1}}", "backends.a.nonfinit: unknown key, did you mean"),
         ("backends: {a: {endpoints: ['http://x'], timeouts: {idel: 1s}}}", "did you mean `idle`?"),
+        (one_backend("models: {m: {request: {path: /}}}"), "a.models.m.request.body: missing; expected a value"),
         ("zzz: 1\n" + MINIMAL, "zzz: unknown key; known are backends, listen"),
         ("tracing: {}\n" + MINIMAL, "tracing.endpoint: missing"),
         ("tracing: {endpoint: 'x:4318'}\n" + MINIMAL, "tracing.endpoint: expected a URL"),
@@ -511,9 +512,8 @@ def test_values_that_yaml_itself_cannot_read_are_named_in_one_line(value: str) -
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("header", sorted(SET_BY_GATEWAY))
-def test_headers_that_the_gateway_sets_itself_cannot_be_set(header: str) -> None:
-    for name in (header, header.upper(), header.title()):
+def test_headers_that_the_gateway_sets_itself_cannot_be_set() -> None:
+    for name in (spelt for header in SET_BY_GATEWAY for spelt in (header, header.title())):
         with pytest.raises(ConfigError, match=f"backends.a.headers.set.{name}: the gateway sets this header itself"):
             parse(one_backend(f"headers: {{set: {{{name}: x}}}}"))
 
