@@ -353,26 +353,20 @@ class Config(Part, frozen=True):
 
     def share(self) -> "Config":
         """The configuration of one worker: its part of all that is limited for the whole gateway, rounded down."""
-        if self.workers == 1:
-            return self
-        replace = msgspec.structs.replace
-        limits = replace(
-            self.limits,
-            in_flight_bytes=Size(self.limits.in_flight_bytes // self.workers),
-            concurrent_requests=self.limits.concurrent_requests // self.workers,
-            connections=self.limits.connections // self.workers,
-            per_client=PerClient(
-                self.limits.per_client.concurrent // self.workers,
-                self.limits.per_client.rate / self.workers,
-                self.limits.per_client.burst // self.workers,
-            ),
+        n = self.workers
+        limits = msgspec.structs.replace(
+            _divided(self.limits, n, "in_flight_bytes", "concurrent_requests", "connections"),
+            per_client=_divided(self.limits.per_client, n, "concurrent", "rate", "burst"),
         )
-        backends = {
-            name: replace(
-                backend,
-                max_connections=backend.max_connections and backend.max_connections // self.workers,
-                queue=replace(backend.queue, length=backend.queue.length // self.workers),
-            )
-            for name, backend in self.backends.items()
-        }
-        return replace(self, limits=limits, backends=backends)
+        backends = {}
+        for name, backend in self.backends.items():
+            queue = _divided(backend.queue, n, "length")
+            backends[name] = msgspec.structs.replace(_divided(backend, n, "max_connections"), queue=queue)
+        return msgspec.structs.replace(self, limits=limits, backends=backends)
+
+
+def _divided(part: Any, n: int, *keys: str) -> Any:
+    """*part* with its numbers at *keys* divided by *n*, whole numbers rounded down."""
+    numbers = {key: number for key in keys if (number := getattr(part, key)) is not None}
+    shares = {key: type(each)(each // n if isinstance(each, int) else each / n) for key, each in numbers.items()}
+    return msgspec.structs.replace(part, **shares)
