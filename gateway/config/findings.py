@@ -60,10 +60,10 @@ class Inspected:
         self._add(self.warnings, key, reason)
 
     def _add(self, findings: list[Finding], key: str, reason: str) -> None:
-        """Add a finding at the line of *key*, or, where *key* has its default, of the first key that the *reason* names.
+        """Add a finding at the line of *key*, or, where *key* has its default, of the first key that *reason* names.
 
         A finding that follows from another mistake is left out: if *key* has an error or was not read, or if that is so
-        of a key that the *reason* names.
+        of a key that *reason* names.
         """
         named = _NAMED_KEY.findall(reason)
         wrong = [error.key for error in self.errors]
