@@ -13,8 +13,8 @@ from gateway.cli import main
 from gateway.config import Address, Endpoint, Workers, inspect, inspect_bytes, json_schema, parse
 from gateway.config.cores import usable_cores
 from gateway.config.findings import overlap
-from gateway.config.loading import MAX_FILE_BYTES
 from gateway.config.reading import MAX_FINDINGS
+from gateway.config.yaml_nodes import MAX_FILE_BYTES
 from gateway.errors import ConfigError
 from tests.conftest import require_tool
 from tests.test_cli import run_inside

@@ -3,7 +3,6 @@
 from gateway.config.findings import without_hidden_paths
 from gateway.config.json_schema import json_schema
 from gateway.config.loading import (
-    MAX_FILE_BYTES,
     decode,
     encode,
     for_backend,
@@ -27,6 +26,7 @@ from gateway.config.schema import (
     Tracing,
 )
 from gateway.config.values import Address, Duration, Endpoint, Size, Workers
+from gateway.config.yaml_nodes import MAX_FILE_BYTES
 
 __all__ = [
     "MAX_FILE_BYTES", "SET_BY_GATEWAY", "Address", "Backend", "BackendTls", "Config", "Duration", "Endpoint", "Health",

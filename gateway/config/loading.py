@@ -17,10 +17,8 @@ from gateway.config.schema import Config
 from gateway.config.structure import walk
 from gateway.config.values import FilePath, plain, read, shortened
 from gateway.config.warnings import WARNINGS
+from gateway.config.yaml_nodes import MAX_FILE_BYTES
 from gateway.errors import ConfigError
-
-MAX_FILE_BYTES = 4 * 1024 * 1024
-"""The most that a configuration's file may hold."""
 
 
 def inspect(path: Path) -> Inspected:
@@ -30,7 +28,7 @@ def inspect(path: Path) -> Inspected:
 
 def inspect_bytes(content: bytes, file: str) -> Inspected:
     """`inspect` for *content* that came from elsewhere, *file* in messages; relative to the working directory."""
-    return _looked_closer_at(_read(content, file, Path.cwd()))
+    return _looked_closer_at(inspected(content, file, Path.cwd()))
 
 
 def load(path: Path) -> Config:
@@ -46,7 +44,7 @@ def parse(text: str) -> Config:
 
     Raises `ConfigError`: for each error a line of key and reason. Files that keys name are not looked for.
     """
-    return _sound(inspected(text, "", Path.cwd()))
+    return _sound(inspected(text.encode(errors="surrogatepass"), "", Path.cwd()))
 
 
 def _sound(found: Inspected) -> Config:
@@ -111,18 +109,7 @@ def _read_file(path: Path) -> Inspected:
             content = opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         return Inspected(str(path), errors=[Finding(0, "", f"cannot be read: {error.strerror}")])
-    return _read(content, str(path), path.absolute().parent)
-
-
-def _read(content: bytes, file: str, base: Path) -> Inspected:
-    if len(content) > MAX_FILE_BYTES:
-        return Inspected(file, errors=[Finding(0, "", f"more than {MAX_FILE_BYTES} bytes")])
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        return Inspected(file, errors=[Finding(line, "", "not UTF-8")])
-    return inspected(text, file, base)
+    return inspected(content, str(path), path.absolute().parent)
 
 
 def _looked_closer_at(found: Inspected) -> Inspected:

@@ -37,11 +37,11 @@ _ANY_AT: dict[type, Any] = {list: list[Any], dict: dict[str, Any]}
 """What a value is that may be anything, by the type of what stands in the file."""
 
 
-def inspected(text: str, file: str, base: Path) -> Inspected:
-    """What *text* says and what is wrong with it, without warnings; paths are relative to the folder *base*."""
+def inspected(content: bytes, file: str, base: Path) -> Inspected:
+    """What *content* says and what is wrong with it, without warnings; paths are relative to the folder *base*."""
     found = Inspected(file)
     try:
-        found.read = _Reader(found, base).whole(compose(text))
+        found.read = _Reader(found, base).whole(compose(content))
         for key, reason in check(ERRORS, found.read):
             found.add_error(key, reason)
             _require_room(found)

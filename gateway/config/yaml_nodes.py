@@ -6,6 +6,9 @@ import yaml
 
 from gateway.config.values import shortened, shown
 
+MAX_FILE_BYTES = 4 * 1024 * 1024
+"""The most that a configuration's file may hold."""
+
 _CONTAINERS: dict[type[yaml.Node], tuple[type, str]] = {
     yaml.MappingNode: (dict, "tag:yaml.org,2002:map"),
     yaml.SequenceNode: (list, "tag:yaml.org,2002:seq"),
@@ -14,7 +17,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 class UnreadableError(Exception):
-    """Nothing more of the file is read: the line, from 1, and the reason."""
+    """Nothing more of the file is read: the line, from 1, or 0 for the whole file, and the reason."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -22,8 +25,14 @@ class UnreadableError(Exception):
         self.reason = reason
 
 
-def compose(text: str) -> yaml.Node | None:
-    """The node of the one document in *text*, None if it is empty. Raises `UnreadableError`."""
+def compose(content: bytes) -> yaml.Node | None:
+    """The node of the one document in *content*, None if it is empty. Raises `UnreadableError`."""
+    if len(content) > MAX_FILE_BYTES:
+        raise UnreadableError(0, f"more than {MAX_FILE_BYTES} bytes")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnreadableError(content.count(b"\n", 0, error.start) + 1, "not UTF-8") from None
     line, advice = 1, ""
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
