@@ -208,6 +208,7 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
         ("backends: {a: {endpoints: ['http://x'], timeouts: {idle: 0s}}}", "backends.a.timeouts.idle: expected more"),
         ("backends: {a: {endpoints: [x]}}", "backends.a.endpoints[0]: expected a URL"),
         ("backends: {a: {endpoints: ['ftp://x']}}", "expected a URL"),
+        ("backends: {a: {endpoints: ['grpc://x:8001']}}", "not of its gRPC port"),
         ("backends: {a: {endpoints: ['http://x:99999']}}", "expected a URL"),
         ("backends: {a: {endpoints: ['http://u:p@x']}}", "without user"),
         ("backends: {a: {endpoints: []}}", "backends.a.endpoints: expected at least one"),

@@ -261,6 +261,11 @@ def _endpoint(match: re.Match[str], base: Path) -> Endpoint | None:
         return None
     if not url.hostname or not is_port_valid:
         return None
+    if url.scheme.startswith("grpc"):
+        raise ValueError(
+            "expected the URL of the server's HTTP port, not of its gRPC port: http://, and of Triton 8000 instead of "
+            "8001, of MLServer 8080 instead of 8081"
+        )
     if url.username is not None or url.query or url.fragment:
         raise ValueError("expected a URL without user, query and fragment (credentials go to `headers.set`)")
     if _OF_THE_PROTOCOL.search(url.path):
@@ -299,7 +304,7 @@ KINDS: dict[type, Kind] = {
     Address: Kind("host:port, such as 127.0.0.1:8080",
                   r"unix:([^\0]+)|(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.:-]+):([0-9]{1,5})", _address),
     Endpoint: Kind("a URL of scheme, host and port, such as http://127.0.0.1:8000",
-                   r"https?://[\w.~:/\[\]@!$&'()*+,;=%?#-]+", _endpoint),
+                   r"(?:http|grpc)s?://[\w.~:/\[\]@!$&'()*+,;=%?#-]+", _endpoint),
     FilePath: Kind("the path of a file", ".+", _file_path),
     ProxyNetwork: Kind("an address, a network such as 10.0.0.0/8 (with zeros behind its length), or unix",
                        "unix|[0-9A-Fa-f:.]+(/[0-9]{1,3})?", _proxy_network),
