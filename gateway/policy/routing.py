@@ -7,7 +7,6 @@ endpoint of the backend gets the request (`balancing`).
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -17,13 +16,8 @@ import msgspec
 from gateway.headers import Headers
 from gateway.policy.balancing import pick_weighted
 
-_MODELS = "/v2/models/"
-# no server takes a path with a newline
-_NAMED = re.compile(r"(/v2/(?:repository/)?models/)([^/]+)((?:/.*)?)")
-_INFER = re.compile(r"(?:/versions/[^/]+)?/infer")
+_V2 = re.compile(r"/v2(?:(/repository)?/models/([^/]+)(?:/versions/([^/]+))?)?(/.*)?", re.DOTALL)
 _RELOADED_PATH = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
-# /v2/models/stats asks for the statistics of all models
-_V2_PATH = re.compile(r"(.*?)/v2(?:/models/(?!stats/?\Z)([^/]+)(?:/versions/([^/]+))?)?(/.*)?", re.DOTALL)
 _HOST = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:]*)(?::([^:]*))?")
 _SERVER_PATHS = ("/v2", "/v2/")
 
@@ -61,38 +55,6 @@ class RouteRule(msgspec.Struct, frozen=True, kw_only=True):
         return [self.backend] if self.backend is not None else list(self.split or ())
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where a route leads: the same for all its requests.
-
-    Requests with the same sticky key go to the same endpoint, and in a split to the same backend (protocol 8.4).
-    """
-
-    route: str
-    weights: dict[str, int]
-    """Backends by name with their relative weights, all above 0."""
-    only: str | None
-    """The backend, if there is just one."""
-    sticky: str
-    """Which part of a request is its sticky key: `none`, `sequence_id` of inferences, or `header:NAME`."""
-
-    @classmethod
-    def of(cls, route: str, weights: Mapping[str, int], stickies: Mapping[str, str]) -> "Destination":
-        """*stickies* maps the backends' names to their `sticky`; in a split the first that is not `none` decides."""
-        used = {name: weight for name, weight in weights.items() if weight > 0}
-        sticky = next((stickies[name] for name in used if stickies[name] != "none"), "none")
-        return cls(route, used, next(iter(used)) if len(used) == 1 else None, sticky)
-
-    def header_key(self, headers: Headers) -> str | None:
-        """The key in *headers*, without blanks at its ends; None if there is none, or no header is the key."""
-        kind, _, name = self.sticky.partition(":")
-        return (headers.get(name.lower()).strip() or None) if kind == "header" else None
-
-    def pick(self, key: str) -> str:
-        """The name of the backend for a request with the sticky *key*; with a random text, if it has none."""
-        return self.only or pick_weighted(key, self.weights)
-
-
 class V2Path(NamedTuple):
     """A path of the protocol, taken apart."""
 
@@ -109,36 +71,22 @@ class V2Path(NamedTuple):
 class Match(msgspec.Struct):
     """Where a route sends one request. A msgspec struct is made in a third of the time of a dataclass."""
 
-    destination: Destination
+    destination: "Destination"
     model: str | None
     """The client's name of the model in the path; None if the path names none."""
     kind: PathKind
     target: str
     """Raw path and query for the backend: where the route says so, without the prefix and with the backend's name of
     the model."""
+    v2_path: V2Path
+    """The path for the backend, taken apart; of no meaning if `kind` is OTHER."""
     is_renamed: bool = False
     """Whether the backend knows the model under another name."""
-    _v2_path: V2Path | None = None  # once it was asked for; the plan keeps matches
 
     @property
     def path(self) -> str:
         """The path for the backend, without the query."""
         return self.target.partition("?")[0]
-
-    @property
-    def v2_path(self) -> V2Path:
-        """The path for the backend, taken apart; only for paths whose `kind` is not OTHER."""
-        if self._v2_path is None:
-            read = _V2_PATH.fullmatch(self.path)
-            assert read is not None, self.path
-            before, model, version, asked = read.groups()
-            parts = before, model and unquote(model), version and unquote(version), (asked or "").rstrip("/")
-            self._v2_path = V2Path(*parts)
-        return self._v2_path
-
-    def naming_key(self, method: str) -> str:
-        """The top-level member of the answer that names the model: `name` in metadata, which GET asks for."""
-        return "name" if method in ("GET", "HEAD") else "model_name"
 
     @property
     def reloaded_path(self) -> str | None:
@@ -147,20 +95,39 @@ class Match(msgspec.Struct):
         return None if reloaded is None else f"{reloaded[1]}/v2/models/{reloaded[2]}"
 
 
-class _Compiled:
-    """A route, with its patterns compiled."""
+class Destination:
+    """A route: which requests it takes, and where it leads them.
 
-    def __init__(self, route: RouteRule, stickies: Mapping[str, str]) -> None:
-        self.route = route
-        weights = route.split if route.split is not None else dict.fromkeys(route.backends, 1)
-        self.destination = Destination.of(route.name, weights, stickies)
-        self._prefix = prefix = (route.path_prefix or "").rstrip("/")
+    Requests with the same sticky key go to the same endpoint, and in a split to the same backend (protocol 8.4).
+    """
+
+    def __init__(self, rule: RouteRule, stickies: Mapping[str, str]) -> None:
+        """*stickies* maps the backends' names to their `sticky`; in a split the first that is not `none` decides."""
+        self.rule = rule
+        self.route = rule.name
+        weights = rule.split if rule.split is not None else dict.fromkeys(rule.backends, 1)
+        self.weights = {name: weight for name, weight in weights.items() if weight > 0}
+        """Backends by name with their relative weights, all above 0."""
+        self.only = next(iter(self.weights)) if len(self.weights) == 1 else None
+        """The backend, if there is just one."""
+        self.sticky = next((stickies[name] for name in self.weights if stickies[name] != "none"), "none")
+        """Which part of a request is its sticky key: `none`, `sequence_id` of inferences, or `header:NAME`."""
+        self._prefix = prefix = (rule.path_prefix or "").rstrip("/")
         # a prefix that is kept may itself be the beginning of a path of the protocol
-        self._n_before = 0 if f"{prefix}/".startswith("/v2/") and not route.strip_prefix else len(prefix)
-        host, port = _split_host(route.host or "")
-        self._host = None if route.host is None else _compiled([host])
+        self._n_before = 0 if f"{prefix}/".startswith("/v2/") and not rule.strip_prefix else len(prefix)
+        host, port = _split_host(rule.host or "")
+        self._host = None if rule.host is None else _compiled([host])
         self._port = None if port is None else _compiled([port])
-        self._models = None if route.models is None else _compiled(route.models)
+        self._models = None if rule.models is None else _compiled(rule.models)
+
+    def header_key(self, headers: Headers) -> str | None:
+        """The key in *headers*, without blanks at its ends; None if there is none, or no header is the key."""
+        kind, _, name = self.sticky.partition(":")
+        return (headers.get(name.lower()).strip() or None) if kind == "header" else None
+
+    def pick(self, key: str) -> str:
+        """The name of the backend for a request with the sticky *key*; with a random text, if it has none."""
+        return self.only or pick_weighted(key, self.weights)
 
     def match(self, host: str, path: str, query: str) -> Match | None:
         """As `Router.match`, by this route alone."""
@@ -168,18 +135,19 @@ class _Compiled:
         if not path.startswith(f"{prefix}/") and path != prefix:
             return None
         kept, rest = path[: self._n_before], path[self._n_before :]
-        if self.route.strip_prefix:
+        if self.rule.strip_prefix:
             kept, rest = "", rest or "/"
             if rest.startswith("//"):  # may be read as the beginning of a host (RFC 3986 section 4.2)
                 return None
-        before, model, behind, kind = _read(rest)
+        read = _V2.fullmatch(rest)
+        model = unquote(read[2]) if read is not None and read[2] else None
         if not self._takes(host, model):
             return None
-        own = self.route.rename.get(model or "", model)
+        own, kind = self.rule.rename.get(model or "", model), _kind(rest, read)
         is_renamed = own != model
-        if own is not None and is_renamed:
-            rest = f"{before}{quote(own, safe='')}{behind}"
-        return Match(self.destination, model, kind, kept + rest + query, is_renamed)
+        if read is not None and own is not None and is_renamed:
+            rest = f"{rest[: read.start(2)]}{quote(own, safe='')}{rest[read.end(2) :]}"
+        return Match(self, model, kind, kept + rest + query, _taken_apart(kept, rest, read, own), is_renamed)
 
     def _takes(self, host: str, model: str | None) -> bool:
         """Whether the patterns match *host* (maybe with a port) and *model* (None if the path names none)."""
@@ -199,17 +167,17 @@ class Router:
         Without *routes* everything goes to the first backend, and the route has the backend's name.
         """
         first = next(iter(stickies))
-        self._routes = [_Compiled(route, stickies) for route in routes or (RouteRule(name=first, backend=first),)]
+        self._routes = [Destination(rule, stickies) for rule in routes or (RouteRule(name=first, backend=first),)]
 
     @property
     def names(self) -> list[str]:
         """The routes as metrics and logs call them."""
-        return [each.route.name for each in self._routes]
+        return [each.route for each in self._routes]
 
     def names_for_clients(self, backend: str) -> dict[str, str]:
         """The clients' names of the models of *backend* that routes rename, by the backend's names."""
-        routes = (each.route for each in self._routes)
-        return {own: name for route in routes if backend in route.backends for name, own in route.rename.items()}
+        rules = (each.rule for each in self._routes)
+        return {own: name for rule in rules if backend in rule.backends for name, own in rule.rename.items()}
 
     def match(self, host: str, path: str, query: str = "") -> Match | None:
         """Find the route for *host* (`Host`, maybe with a port) and *path* (percent-encoded, without query).
@@ -220,16 +188,22 @@ class Router:
         return next((match for match in matches if match is not None), None)
 
 
-def _read(path: str) -> tuple[str, str | None, str, PathKind]:
-    """*path* before the model's name, the name, *path* behind it, and the kind of the path."""
-    named = _NAMED.fullmatch(path)
-    if named is None:
-        if path in _SERVER_PATHS:
-            return path, None, "", PathKind.SERVER_METADATA
-        return path, None, "", PathKind.V2 if path.startswith("/v2/") else PathKind.OTHER
-    before, model, behind = named.groups()
-    is_infer = before == _MODELS and _INFER.fullmatch(behind) is not None
-    return before, unquote(model), behind, PathKind.INFER if is_infer else PathKind.V2
+def _kind(path: str, read: re.Match[str] | None) -> PathKind:
+    """What *path* asks for, which `_V2` has *read*."""
+    if read is None:
+        return PathKind.OTHER
+    if path in _SERVER_PATHS:
+        return PathKind.SERVER_METADATA
+    repository, model, _, asked = read.groups()
+    return PathKind.INFER if model and not repository and asked == "/infer" else PathKind.V2
+
+
+def _taken_apart(before: str, path: str, read: re.Match[str] | None, model: str | None) -> V2Path:
+    """*path*, which `_V2` has *read*, for a backend that knows the model as *model*."""
+    path = path.rstrip("/")
+    if read is None or read[1] or path == "/v2/models/stats":  # asks for the statistics of all models
+        return V2Path(before, None, None, path.removeprefix("/v2"))
+    return V2Path(before, model, read[3] and unquote(read[3]), (read[4] or "").rstrip("/"))
 
 
 def _compiled(patterns: Sequence[str]) -> re.Pattern[str]:

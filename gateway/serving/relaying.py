@@ -267,7 +267,8 @@ async def _stream_renamed(call: Call, answer: Answer) -> None:
 
 
 def _replacer(call: Call) -> MemberReplacer:
-    return MemberReplacer(call.match.naming_key(call.request.method), call.match.model or "")
+    """Puts the client's name of the model into an answer; metadata, which GET asks for, has it in `name`."""
+    return MemberReplacer("name" if call.request.method in ("GET", "HEAD") else "model_name", call.match.model or "")
 
 
 async def _replaced(call: Call, replacer: MemberReplacer, chunk: bytes) -> bytes:
