@@ -34,7 +34,7 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Reply:
-    """The reply to one request: `whole`, `buffers`, or `begin`, `write` and `end`, or `error`."""
+    """The reply to one request: `whole`, or `begin`, `write` and `end`, or `error`."""
 
     __slots__ = (
         "_connection",
@@ -78,41 +78,30 @@ class Reply:
         await self._connection.out.drain()
         self.is_complete = True
 
-    async def whole(self, status: int, headers: Pairs, body: bytes, reason: str = "") -> None:
-        """Send head and *body*, up to `JOIN_BYTES` in one write. Raises as `begin` does."""
-        await self.buffers(status, headers, (body,), reason=reason)
-
-    async def buffers(
-        self,
-        status: int,
-        headers: Pairs,
-        buffers: Sequence[bytes | memoryview],
-        lines: str = "",
-        reason: str = "",
-    ) -> None:
-        """Send head and *buffers*; joined only if they have `JOIN_BYTES` at most. Raises as `begin` does."""
+    async def whole(self, status: int, headers: Pairs, buffers: Sequence[bytes | memoryview], lines: str = "") -> None:
+        """Send head and *buffers*, up to `JOIN_BYTES` of them in one write. Raises as `begin` does."""
         n_bytes = sum(map(len, buffers))
         if n_bytes > JOIN_BYTES:
-            await self.begin(status, headers, n_bytes, reason, lines)
+            await self.begin(status, headers, n_bytes, lines)
             for buffer in buffers:
                 await self.write(buffer)
             await self.end()
             return
-        head = self._head(status, headers, n_bytes, reason, lines)
+        head = self._head(status, headers, n_bytes, lines)
         if not self._is_bodiless:
             head = b"".join([head, *buffers])
             self._exchange.client_response_bytes = n_bytes
         self._connection.out.write(head)
         await self.complete()
 
-    async def begin(self, status: int, headers: Pairs, length: int | None, reason: str = "", lines: str = "") -> None:
+    async def begin(self, status: int, headers: Pairs, length: int | None, lines: str = "") -> None:
         """Send the head of a reply whose body is written in pieces; *length* None: in chunks.
 
         Content-Length, Transfer-Encoding, Connection and X-Request-Id among *headers* are replaced. *lines* is the text
         of fields that go out before them, as it is. Raises `GatewayError` (MALFORMED_RESPONSE), before anything is
         sent, for headers that cannot be sent, and `ConnectionError` when the client left.
         """
-        self._connection.out.write(self._head(status, headers, length, reason, lines))
+        self._connection.out.write(self._head(status, headers, length, lines))
         self._left = length
         self._pacer = Pacer()
         if length == 0:
@@ -177,7 +166,7 @@ class Reply:
         if body is None:
             body = orjson.dumps({"error": error.message.encode(errors="replace").decode()})
         fields = [("Content-Type", "application/json"), *error.headers, proxy_status(error)]
-        await self.whole(error.status, fields, body)
+        await self.whole(error.status, fields, (body,))
 
     def client_left(self) -> None:
         """Record that the client went away, unless its whole reply had been handed to the socket (499).
@@ -190,7 +179,7 @@ class Reply:
             exchange.status = ErrorKind.CLIENT_CLOSED.status
             exchange.detail = self._connection.out.cut_reason
 
-    def _head(self, status: int, headers: Pairs, length: int | None, reason: str, ready: str) -> bytes:
+    def _head(self, status: int, headers: Pairs, length: int | None, ready: str) -> bytes:
         """The head of the reply; from here on it has begun."""
         assert not self.has_begun, "a request has one reply"
         exchange = self._exchange
@@ -198,7 +187,7 @@ class Reply:
         self._is_bodiless = status in _BODILESS or self._request.method == "HEAD"
         self._is_chunked = length is None and not is_old and not self._is_bodiless
         self._decide(length)
-        lines = [f"HTTP/1.{0 if is_old else 1} {status} {_phrase(status, reason)}"]
+        lines = [f"HTTP/1.{0 if is_old else 1} {status} {_PHRASES.get(status, '')}"]
         if ready:
             lines.append(ready)
         lines += [_line(name, value) for name, value in headers if name.lower() not in _WRITTEN_HERE]
@@ -233,11 +222,6 @@ class Reply:
             or (length is None and not self._is_chunked and not self._is_bodiless)
         ):
             connection.keeps_alive = False
-
-
-def _phrase(status: int, reason: str) -> str:
-    """The backend's *reason* if it can be sent, else the usual phrase of *status*."""
-    return reason if reason and reason.isascii() and reason.isprintable() else _PHRASES.get(status, "")
 
 
 def _line(name: str, value: str) -> str:

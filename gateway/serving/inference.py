@@ -178,7 +178,7 @@ async def _reply(call: Call, answered: InferReply, lines: str) -> None:
     buffers: list[bytes | memoryview] = [*answered.header, *answered.blobs]
     coding = _reply_coding(call, answered, headers) if call.plan.compression.responses else None
     if coding is None:
-        await call.reply.buffers(200, headers, buffers, lines)
+        await call.reply.whole(200, headers, buffers, lines)
         return
     headers.append(("Content-Encoding", coding.label))
     # in chunks, because the compressed length is only known at the end

@@ -61,7 +61,7 @@ async def answer(foreign: Foreign) -> None:
             f"{request.method} {request.path.partition('?')[0]}: servers of dialect {foreign.dialect.name!r} have "
             "nothing like it; for these the gateway answers health, readiness, metadata and inferences"
         )
-    await foreign.call.reply.whole(200, [JSON], text)
+    await foreign.call.reply.whole(200, [JSON], (text,))
 
 
 async def _require_live(foreign: Foreign) -> None:
@@ -154,7 +154,7 @@ async def answer_for_all(call: Call) -> None:
         if down and path.endswith("/ready"):
             words = f"not ready: all endpoints of {', '.join(down)} are down"
             raise GatewayError(ErrorKind.UNREACHABLE, words, sent=False)
-    await call.reply.whole(200, [JSON], text)
+    await call.reply.whole(200, [JSON], (text,))
 
 
 def _path_of(request: ClientRequest) -> str:

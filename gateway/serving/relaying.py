@@ -62,7 +62,7 @@ async def relay(call: Call) -> None:
         text = await own_answers.instead(call, answer.status)
         if text is None:
             raise error
-        await call.reply.whole(200, [own_answers.JSON], text)
+        await call.reply.whole(200, [own_answers.JSON], (text,))
 
     try:
         await call.send(call.asked(headers, body), read)
@@ -83,7 +83,7 @@ async def _advertise(call: Call, answer: Answer) -> None:
     text = await answer.read_whole(METADATA_BYTES, "the server's metadata")
     advertised = with_extension(text)
     crossing = relayed_to_client(answer.headers)
-    await call.reply.whole(200, crossing if advertised == text else _without(crossing, "etag"), advertised)
+    await call.reply.whole(200, crossing if advertised == text else _without(crossing, "etag"), (advertised,))
 
 
 async def pass_through(
@@ -208,7 +208,7 @@ async def _pass_back_renamed(call: Call, answer: Answer, header_length: int) -> 
     if length is not None:
         length += len(header) - header_length
     reply = call.reply
-    await reply.begin(answer.status, _said_as_asked(call, headers, len(header)), length, answer.reason)
+    await reply.begin(answer.status, _said_as_asked(call, headers, len(header)), length)
     await reply.write(header)
     await reply.write(memoryview(begun)[header_length:])
     async for chunk in chunks:
@@ -242,9 +242,9 @@ async def stream(call: Call, answer: Answer, headers: Fields | None = None) -> N
     if headers is None:
         headers = relayed_to_client(answer.headers)
     if whole := answer.take_arrived(JOIN_BYTES):
-        await reply.whole(answer.status, headers, whole, answer.reason)
+        await reply.whole(answer.status, headers, (whole,))
         return
-    await reply.begin(answer.status, headers, answer.content_length, answer.reason)
+    await reply.begin(answer.status, headers, answer.content_length)
     async for chunk in answer.chunks_for_client():
         await reply.write(chunk)
     await reply.end()
@@ -257,9 +257,9 @@ async def _stream_renamed(call: Call, answer: Answer) -> None:
     length = answer.content_length
     if length is not None and length <= JOIN_BYTES and call.request.method != "HEAD":
         text = await _replaced(call, replacer, await answer.read_whole(JOIN_BYTES, "the answer"))
-        await reply.whole(answer.status, headers, text + replacer.finish(), answer.reason)
+        await reply.whole(answer.status, headers, (text + replacer.finish(),))
         return
-    await reply.begin(answer.status, headers, None, answer.reason)
+    await reply.begin(answer.status, headers, None)
     async for chunk in answer.chunks_for_client():
         await reply.write(await _replaced(call, replacer, chunk))
     await reply.write(replacer.finish())

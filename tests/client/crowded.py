@@ -35,7 +35,7 @@ class CountingListener(ClientListener):
 async def handle(request: ClientRequest) -> None:
     """Reply at once."""
     exchange = Exchange(request.peer, request.method, request.path, "1", 0.0)
-    await Reply(request, exchange, is_draining=lambda: True).whole(200, [], b"served")
+    await Reply(request, exchange, is_draining=lambda: True).whole(200, [], (b"served",))
 
 
 def nothing() -> Any:

@@ -179,4 +179,4 @@ async def read_body(body: ClientBody) -> memoryview:
 async def echo(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
     """Reply with method, path, and the body."""
     text = await read_body(body) if request.has_body else b""
-    await reply.whole(200, [], f"{request.method} {request.path} ".encode() + bytes(text))
+    await reply.whole(200, [], (f"{request.method} {request.path} ".encode() + bytes(text),))

@@ -49,7 +49,7 @@ async def test_others_run_while_a_body_is_read_that_is_all_there() -> None:
                 pass
         beside.cancel()
         seen.append((n_pieces, n_turns))
-        await reply.whole(200, [], b"")
+        await reply.whole(200, [], (b"",))
 
     seen: list[tuple[int, int]] = []
     async with serving(read) as running, connect(running.url) as client:
@@ -93,7 +93,7 @@ async def test_a_body_that_has_come_to_its_end_waits_for_nobody(
         with monkeypatch.context() as patched:
             patched.setattr(Pacer, "breathe", breathe)
             whole = await body.read()
-        await reply.whole(200, [], bytes(whole))
+        await reply.whole(200, [], (bytes(whole),))
 
     async with serving(serve) as running, connect(running.url) as client:
         client.writer.write(post(b"", 4))
@@ -161,7 +161,7 @@ async def test_an_overload_says_which_limits_are_reached_and_how_much_is_in_flig
         with pytest.raises(GatewayError) as caught:
             second.reserve(2_000_000)
         said.append(str(caught.value))
-        await reply.whole(200, [], b"")
+        await reply.whole(200, [], (b"",))
 
     said: list[str] = []
     async with serving(serve) as running, connect(running.url) as client:
@@ -185,7 +185,7 @@ async def test_the_first_part_of_a_relayed_body_is_waited_for_and_the_rest_strea
         is_first_read.set()
         seen.extend([chunk async for chunk in body.chunks()])
         assert body.at_end
-        await reply.whole(200, [], b"")
+        await reply.whole(200, [], (b"",))
 
     async with serving(serve) as running, connect(running.url) as client:
         client.writer.write(post(b"a" * 500, 2000))
@@ -205,7 +205,7 @@ async def test_a_body_that_ends_before_is_read_to_its_end(body: bytes) -> None:
     async def serve(request: ClientRequest, reading: ClientBody, reply: Reply) -> None:
         first = await reading.read_first(1000)
         assert reading.at_end
-        await reply.whole(200, [], first)
+        await reply.whole(200, [], (first,))
 
     async with serving(serve) as running, connect(running.url) as client:
         assert (await client.exchange(post(body))).body == body

@@ -19,9 +19,9 @@ OLD = b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
 LARGE = bytes(range(256)) * 10_000
 
 
-def whole(status: int, headers: Pairs, body: bytes, reason: str = "") -> Serve:
+def whole(status: int, headers: Pairs, body: bytes) -> Serve:
     async def serve(request: ClientRequest, _: ClientBody, reply: Reply) -> None:
-        await reply.whole(status, headers, body, reason)
+        await reply.whole(status, headers, (body,))
 
     return serve
 
@@ -69,7 +69,7 @@ async def test_lines_go_out_as_they_are_before_other_headers(has_date: bool, siz
     date = "\r\ndate: today" if has_date else ""
 
     async def serve(request: ClientRequest, _: ClientBody, reply: Reply) -> None:
-        await reply.buffers(200, [("X-B", "3")], [LARGE[:size]], f"X-A: 1\r\nX-A: 2{date}")
+        await reply.whole(200, [("X-B", "3")], [LARGE[:size]], f"X-A: 1\r\nX-A: 2{date}")
 
     async with serving(serve) as running, connect(running.url) as client:
         for _ in range(2):
@@ -81,7 +81,7 @@ async def test_lines_go_out_as_they_are_before_other_headers(has_date: bool, siz
 
 async def test_header_with_a_control_character_beside_lines_is_named() -> None:
     async def serve(request: ClientRequest, _: ClientBody, reply: Reply) -> None:
-        await reply.buffers(200, [("X-Bad", "a\rb")], [], "X-A: 1\r\nX-B: 2")
+        await reply.whole(200, [("X-Bad", "a\rb")], [], "X-A: 1\r\nX-B: 2")
 
     async with serving(serve) as running, connect(running.url) as client:
         reply = await client.exchange(GET)
@@ -108,7 +108,7 @@ async def test_a_small_reply_leaves_in_one_write(monkeypatch: pytest.MonkeyPatch
             original(self, data)
 
         monkeypatch.setattr(out, "write", write)
-        await reply.whole(200, [], b"body")
+        await reply.whole(200, [], (b"body",))
 
     async with serving(serve) as running, connect(running.url) as client:
         assert (await client.exchange(GET)).body == b"body"
@@ -165,11 +165,11 @@ async def test_headers_that_cannot_be_sent_are_a_malformed_response(headers: Pai
         assert (await client.exchange(GET)).status == 502
 
 
-@pytest.mark.parametrize(("reason", "sent"), [("Fine", "Fine"), ("", "OK"), ("a\r\nb", "OK"), ("\udcff", "OK")])
-async def test_a_reason_that_cannot_be_sent_is_replaced(reason: str, sent: str) -> None:
-    async with serving(whole(200, [], b"", reason)) as running, connect(running.url) as client:
+@pytest.mark.parametrize(("status", "words"), [(200, "OK"), (299, "")])
+async def test_the_first_line_has_the_usual_words_of_the_status(status: int, words: str) -> None:
+    async with serving(whole(status, [], b"")) as running, connect(running.url) as client:
         client.writer.write(GET)
-        assert await client.reader.readline() == f"HTTP/1.1 200 {sent}\r\n".encode()
+        assert await client.reader.readline() == f"HTTP/1.1 {status} {words}\r\n".encode()
 
 
 async def test_an_error_has_the_shape_of_the_protocol_with_its_own_headers() -> None:
@@ -282,7 +282,7 @@ async def test_a_small_reply_is_complete_at_once_unless_its_client_is_behind_in_
             request.connection.out.write(b"HTTP/1.1 103 Early Hints\r\nX: " + bytes(9_000_000).replace(b"\0", b"x"))
             request.connection.out.write(b"\r\n\r\n")
             assert request.connection.out.is_behind
-        sending = asyncio.ensure_future(reply.buffers(200, [], (b"a", memoryview(b"b"))))
+        sending = asyncio.ensure_future(reply.whole(200, [], (b"a", memoryview(b"b"))))
         await asyncio.sleep(0)
         completed.append(reply.is_complete)
         await sending

@@ -381,7 +381,7 @@ async def test_nothing_is_kept_of_a_request_that_is_served_or_whose_client_left(
         async with asyncio.timeout(60) as timeout:
             await read_body(body)
             assert not timeout.expired()
-            await reply.whole(200, [], b"")
+            await reply.whole(200, [], (b"",))
 
     def kept() -> list[object]:
         # the message that a connection waits for next has no request yet

@@ -273,7 +273,7 @@ async def test_time_between_two_reads_of_the_gateway_is_not_the_clients() -> Non
             await asyncio.sleep(0)
         protocol.look(served.server.time(), served.server.limits)
         waits.set()
-        await reply.whole(200, [], first + await reading)
+        await reply.whole(200, [], (first + await reading,))
 
     limits = Limits(header_timeout=SHORT, body_timeout=SHORT)
     async with serving(serve, limits=limits) as served, connect(served.url) as client:
@@ -316,7 +316,7 @@ HUGE = 64 * 2**20
 
 async def reply_huge(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
     """Reply with more than all buffers on the way hold."""
-    await reply.whole(200, [], bytes(HUGE))
+    await reply.whole(200, [], (bytes(HUGE),))
 
 
 async def reply_in_chunks(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
@@ -360,7 +360,7 @@ async def test_a_client_that_reads_everything_is_not_cut_off_however_often_it_is
 
 async def test_a_client_that_never_reads_the_replies_to_its_pipeline_is_cut_off() -> None:
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
-        await reply.whole(200, [], bytes(60_000))
+        await reply.whole(200, [], (bytes(60_000),))
 
     async with serving(serve, limits=REPLIES) as served, wire(served.url, 4096) as client:
         client.writer.write(GET * 1_000)
@@ -381,7 +381,7 @@ async def test_a_connection_whose_last_reply_is_never_read_ends(closes: bool) ->
         transport = (await the_protocol(served)).transport
         assert transport is not None
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        await reply.whole(200, [], bytes(60_000))
+        await reply.whole(200, [], (bytes(60_000),))
 
     async with serving(serve, limits=REPLIES) as served, wire(served.url, 4096) as client:
         await client.send(sent)

@@ -120,7 +120,7 @@ async def test_a_large_body_crosses_exactly_in_both_directions(authority: Author
     body = os.urandom(1 << 20) * 16
 
     async def send_back(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
-        await reply.whole(200, [], bytes(await read_body(body)))
+        await reply.whole(200, [], (bytes(await read_body(body)),))
 
     async with serving(send_back, max_bytes=len(body), tls=tls_of(authority.issue())) as served:
         async with connect(served.url, authority.client_context()) as client:
@@ -182,7 +182,7 @@ async def test_what_a_slow_client_has_not_read_when_its_connection_closes_is_sti
         (protocol,) = served.server.connections
         assert protocol.transport is not None
         protocol.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-        await reply.whole(200, [], text)
+        await reply.whole(200, [], (text,))
 
     async with serving(send, tls=tls_of(authority.issue())) as served:
         with socket.socket() as sock:
@@ -263,7 +263,7 @@ async def test_a_connection_that_its_client_ended_while_it_was_not_read_is_close
 
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
         await may_reply.wait()
-        await reply.whole(200, [], b"")
+        await reply.whole(200, [], (b"",))
 
     async with serving(serve, tls=tls_of(authority.issue())) as served:
         async with connect(served.url, authority.client_context()) as client:
@@ -283,7 +283,7 @@ async def test_pipelined_requests_of_a_client_that_has_left_are_not_served(
 
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
         await may_reply.wait()
-        await reply.whole(200, [], b"")
+        await reply.whole(200, [], (b"",))
 
     async with serving(serve, tls=tls_of(authority.issue())) as served:
         async with connect(served.url, authority.client_context()) as client:

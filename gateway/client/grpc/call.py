@@ -161,11 +161,7 @@ class GrpcCall(ClientBody):
 
     # The reply
 
-    async def whole(self, status: int, headers: Pairs, body: bytes, reason: str = "") -> None:
-        """See `Reply.whole`."""
-        await self.buffers(status, headers, (body,))
-
-    async def begin(self, status: int, headers: Pairs, length: int | None, reason: str = "", lines: str = "") -> None:
+    async def begin(self, status: int, headers: Pairs, length: int | None, lines: str = "") -> None:
         """See `Reply.begin`. Nothing goes out before `end`, so another attempt may begin again."""
         self._begun = status, tuple(headers)
         self._kept.clear()
@@ -179,16 +175,9 @@ class GrpcCall(ClientBody):
 
     async def end(self) -> None:
         """See `Reply.end`."""
-        await self.buffers(*self._begun, self._kept)
+        await self.whole(*self._begun, self._kept)
 
-    async def buffers(
-        self,
-        status: int,
-        headers: Pairs,
-        buffers: Sequence[Buffer],
-        lines: str = "",
-        reason: str = "",
-    ) -> None:
+    async def whole(self, status: int, headers: Pairs, buffers: Sequence[Buffer], lines: str = "") -> None:
         """Send what HTTP would send as *buffers*, as a message. Raises `GatewayError` for what cannot be made one."""
         if status >= 300:  # errors of servers are raised, and do not come here
             words = f"the backend answered {status}, a redirect, which no client of gRPC can follow"
