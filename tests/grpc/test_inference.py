@@ -146,7 +146,7 @@ def test_values_may_lie_in_several_buffers_and_share_one() -> None:
         (b"no JSON", [], "cannot be made a message"),
         (b'{"outputs": 5}', [], "cannot be made a message"),
         (header(), [b"\1"], "ends 3 bytes short"),
-        (header(data=[1]), [], "outputs in JSON"),
+        (header(data=[1]), [], "came as JSON"),
     ],
 )
 def test_replies_that_are_none_are_refused(text: bytes, blobs: list[bytes], words: str) -> None:

@@ -7,6 +7,7 @@ import grpc
 import numpy as np
 import pytest
 from aiohttp import web
+from tritonclient.grpc import InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
 from gateway.demo import JsonServer
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.rule("12.7")
 LENGTH = "Inference-Header-Content-Length"
 
 
-def binary_server(*, in_json: bool = False, pieces: int = 1, short: int = 0) -> Any:
-    """A server that reads the extension, and answers in it or, against what it was asked, in JSON."""
+def binary_server(*, is_asked_output_by_output: bool = False, pieces: int = 1, short: int = 0) -> Any:
+    """A server that reads the extension, and answers in it, or in JSON where an output does not ask for binary."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -30,7 +31,8 @@ def binary_server(*, in_json: bool = False, pieces: int = 1, short: int = 0) -> 
         blob = body[int(request.headers[LENGTH]) :]
         (entry,) = header["inputs"]
         output = {"name": "y", "datatype": entry["datatype"], "shape": entry["shape"]}
-        if in_json:
+        asked = [output.get("parameters", {}).get("binary_data") for output in header.get("outputs", ())]
+        if is_asked_output_by_output and asked != [True]:
             values = np.frombuffer(blob, "f4").tolist()
             return web.json_response({"model_name": "own", "outputs": [{**output, "data": values}]})
         output["parameters"] = {"binary_data_size": len(blob)}
@@ -48,7 +50,7 @@ def binary_server(*, in_json: bool = False, pieces: int = 1, short: int = 0) -> 
     return serving_app(handle)
 
 
-@pytest.mark.parametrize("options", [{}, {"pieces": 7}, {"in_json": True}])
+@pytest.mark.parametrize("options", [{}, {"pieces": 7}])
 async def test_a_server_that_reads_binary_gets_it(options: dict[str, Any]) -> None:
     array = np.arange(3000, dtype="f4")
     async with binary_server(**options) as url, serving(url, backend="binary: always") as (client, triton):
@@ -56,6 +58,25 @@ async def test_a_server_that_reads_binary_gets_it(options: dict[str, Any]) -> No
         metrics = await client.metrics()
     assert result.as_numpy("y").tobytes() == array.tobytes()
     assert metrics['tensor_gateway_upstream_request_bytes_count{format="binary",route="main"}'] == 1
+
+
+@pytest.mark.parametrize("outputs", [None, [InferRequestedOutput("y")]])
+async def test_each_output_is_asked_for_in_binary(outputs: list[InferRequestedOutput] | None) -> None:
+    """Triton and KServe answer in JSON where only `binary_data_output` is set and the request lists its outputs."""
+    array = np.ones(2, "f4")
+    async with (
+        binary_server(is_asked_output_by_output=True) as url,
+        serving(url, backend="binary: always") as (_, triton),
+    ):
+        if outputs is not None:
+            result = await triton.infer("m", [given("x", array)], outputs=outputs)
+            assert result.as_numpy("y").tobytes() == array.tobytes()
+            return
+        with pytest.raises(
+            InferenceServerException, match="'y': its values came as JSON, .*: set `binary: never`"
+        ) as bad:
+            await triton.infer("m", [given("x", array)])
+    assert bad.value.status() == "StatusCode.INTERNAL"
 
 
 async def test_an_answer_that_is_cut_off_is_the_servers_fault() -> None:

@@ -67,7 +67,8 @@ def write_response(
     parts: list[Buffer] = []
     for output in answer.outputs:
         if output.data is not msgspec.UNSET:
-            raise CodecError("the reply has outputs in JSON, which was not asked for")
+            words = "its values came as JSON, though they were asked for in binary: set `binary: never`"
+            raise CodecError(f"output {output.name!r}: {words}")
         parameters = output.parameters or {}
         n_bytes = parameters.pop("binary_data_size", 0)
         if type(n_bytes) is not int or n_bytes < 0:

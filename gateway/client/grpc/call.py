@@ -20,7 +20,7 @@ from gateway.client.grpc.messages import CLASSES, varint
 from gateway.client.grpc.methods import Method
 from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Message
 from gateway.client.request import ClientRequest
-from gateway.codec import HEADER_LENGTH, Coding, Framing, InferAnswer, OutputSelection, parse_content_encoding
+from gateway.codec import HEADER_LENGTH, Coding, Framing, parse_content_encoding
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
 from gateway.exchange import Exchange
 from gateway.headers import Pairs
@@ -248,17 +248,6 @@ class GrpcCall(ClientBody):
         if header_bytes > blobs.n_bytes:
             raise CodecError(f"the answer ends inside of its JSON, which has {length} bytes ({HEADER_LENGTH})")
         header = b"".join(blobs.take(header_bytes))
-        if b'"data"' in header and not length:  # of a server that does not do what it is asked
-            decoder = InferAnswer(
-                OutputSelection(binary_by_default=True),
-                model=self._exchange.model or "",
-                request_id=b"",
-                limits=self._plan.header_limits,
-                max_bytes=int(self._plan.limits.response_body),
-            )
-            await pacer.run(decoder.feed(header))
-            found = await pacer.run(decoder.finish())
-            header, blobs = b"".join(found.header), Buffers(found.blobs)
         steps = write_response(header, blobs, is_typed=infer.is_typed, is_final=self._message.is_one_of_many)
         message = await pacer.run(steps)
         self._exchange.response_codec_s += pacer.take_seconds()

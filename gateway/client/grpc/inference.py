@@ -153,8 +153,10 @@ def _header(request: Message, parameters: dict[str, Any], inputs: list[dict[str,
     if request.outputs:
         header["outputs"] = outputs = []
         for output in request.outputs:
-            of_output = parameters_of(output, "output")
-            outputs.append({"name": output.name, "parameters": of_output} if of_output else {"name": output.name})
+            wanted = parameters_of(output, "output")
+            if "shared_memory_region" not in wanted:  # else Triton, which reads binary itself, takes it for JSON
+                wanted["binary_data"] = True
+            outputs.append({"name": output.name, "parameters": wanted})
     return msgspec.json.encode(header)
 
 
