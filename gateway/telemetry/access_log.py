@@ -1,4 +1,4 @@
-"""The access log: one line per finished exchange, as JSON, as text or for people; without it, a line per failure.
+"""The access log: one line per finished exchange, as JSON or text; without it, a line per failure.
 
 Lines of successful exchanges are written together, because a log record, its lock and the writer's thread cost ten
 times as much as the line itself. Not here: where lines go (`log_writer`).
@@ -42,6 +42,8 @@ does, where each character takes the six bytes of an escape."""
 FAILURES_PER_S = 10
 """How many failures all workers together write in one second if there is no access log."""
 
+SHORT = ("time", "status", "method", "path", "model", "seconds", "reason", "detail")
+"""The fields of a line of text on a terminal."""
 
 Line = dict[str, Any]
 """The fields of one line by their names, in the order of the line."""
@@ -54,12 +56,12 @@ class AccessLog:
     """
 
     def __init__(self, style: Literal["json", "text"], sample: float = 1) -> None:
-        """*style*: on a terminal, `text` is a short line for people.
+        """*style*: on a terminal, `text` has the fields of `SHORT`.
 
         *sample* is the share of successful exchanges that get a line; errors always get one.
         """
         self._sample = sample
-        self._encode = _json_line if style == "json" else _line_for_people if os.isatty(1) else _text_line
+        self._encode = _json_line if style == "json" else _short_line if os.isatty(1) else _text_line
         self._log = logging.getLogger("gateway.access")
         self._waiting = bytearray()
         self._max_bytes = BATCH_BYTES
@@ -229,40 +231,6 @@ def _text_line(line: Line) -> bytes:
 _PLAIN = re.compile('[^ "=]+').fullmatch
 
 
-PATH_CHARACTERS = 60
-"""How many characters of a path or a model's name a line for people has."""
-
-_SAID_CHARACTERS = 200
-"""How many characters of a failure's reason a line for people has."""
-
-_GREEN, _YELLOW, _RED = 32, 33, 31
-
-
-def _line_for_people(line: Line) -> bytes:
-    """A short line in colour, for a terminal: time, status, request, duration, sizes, and the reason of a failure."""
-    status, reason, detail = line["status"], line["reason"], line["detail"]
-    colour = _GREEN if status < 400 else _YELLOW if status < 500 else _RED
-    parts = [time.strftime("%H:%M:%S"), _coloured(str(status), colour)]
-    parts += [_shown(line[name], PATH_CHARACTERS) for name in ("method", "path", "model") if line[name] is not None]
-    parts.append(f"{line['seconds'] * 1000:.1f} ms")
-    parts.append(f"{_size(line['client_request_bytes'])} in, {_size(line['client_response_bytes'])} out")
-    if reason is not None:
-        parts.append(_coloured(reason, colour) + (f": {_shown(detail, _SAID_CHARACTERS)}" if detail else ""))
-    return "  ".join(parts).encode()
-
-
-def _coloured(text: str, colour: int) -> str:
-    """*text* in *colour*, unless the user wants none (https://no-color.org)."""
-    return text if os.environ.get("NO_COLOR") else f"\x1b[{colour}m{text}\x1b[0m"
-
-
-def _shown(text: str, n_characters: int) -> str:
-    """*text*, shortened, without control characters: parts of it come from strangers, and a terminal obeys them."""
-    text = shortened(text, n_characters)
-    return text if text.isprintable() else repr(text)[1:-1]
-
-
-def _size(n_bytes: int) -> str:
-    if n_bytes < 1024:
-        return f"{n_bytes} B"
-    return f"{n_bytes / 1024:.1f} KiB" if n_bytes < 1024 * 1024 else f"{n_bytes / 1024 / 1024:.1f} MiB"
+def _short_line(line: Line) -> bytes:
+    """The pairs of the fields that people look for."""
+    return _text_line({key: line[key] for key in SHORT})
