@@ -494,7 +494,7 @@ async def test_a_backend_given_on_a_terminal_is_logged_as_text() -> None:
         serve.send_signal(signal.SIGTERM)
         await serve.communicate()
         os.close(ours)
-    assert b"  GET  /x  " in line
+    assert b" status=200 method=GET path=/x " in line
     assert b"200" in line
 
 

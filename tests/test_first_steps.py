@@ -1,21 +1,18 @@
 """What a newcomer meets: commands that were meant otherwise, ports that are taken, backends that are not there."""
 
 import asyncio
-import contextlib
 import errno
 import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from gateway.cli import main
-from gateway.config import Address, for_backend, parse
+from gateway.config import Address, parse
 from gateway.demo import JsonServer
 from gateway.process import ports
 from tests.conftest import answering, lying
@@ -191,31 +188,11 @@ async def test_a_taken_port_names_who_has_it_and_the_option_that_changes_it(work
         )
         assert result.returncode == 1
         taken = re.compile(
-            r"tensor-gateway: cannot listen on (\S+): address already in use by python[\d.]* -m gateway serve "
-            rf"\(pid {first.pid}\); to listen elsewhere: --(listen|admin) 127\.0\.0\.1:(\d+)"
+            r"tensor-gateway: cannot listen on (\S+): address already in use by python[\d.]* "
+            rf"\(pid {first.pid}\); to listen elsewhere: --(listen|admin) ADDRESS"
         )
         found = [taken.fullmatch(line) for line in result.stderr.splitlines()]
         assert [(each[1], each[2]) for each in found if each] == [(admin, "admin"), (clients, "listen")]
-        options = [f"--{each[2]}=127.0.0.1:{each[3]}" for each in found if each]
-        async with process("serve", server.url, *options, "--workers", workers) as second:
-            assert (await url_in_line(second.stderr)) in (f"http://{options[1].partition('=')[2]}",)
-
-
-def test_two_taken_ports_side_by_side_get_two_others_suggested() -> None:
-    words = ""
-    while not words:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as taken,
-            contextlib.suppress(OSError),
-        ):  # the next may be taken
-            listen, admin = (f"127.0.0.1:{taken.getsockname()[1] + more}" for more in (0, 1))
-            with socket.create_server(("127.0.0.1", int(admin.rpartition(":")[2]))):
-                error = OSError(errno.EADDRINUSE, f"cannot listen on {admin}: address already in use")
-                config = for_backend("http://127.0.0.1:1", listen, admin)
-                words = ports.explained(error, config, ports.COMMAND_LINE).strerror or ""
-    suggested = re.findall(r"--(?:listen|admin) 127\.0\.0\.1:(\d+)", words)
-    assert len(suggested) == 2
-    assert len(set(suggested)) == 2
 
 
 @pytest.mark.slow
@@ -229,8 +206,8 @@ async def test_a_port_that_workers_have_is_named_too_and_the_key_of_the_file(
         result = await asyncio.to_thread(run, "serve", str(file))
         assert result.returncode == 1
         assert re.fullmatch(
-            rf"tensor-gateway: cannot listen on {clients}: address already in use by python[\d.]* -m "
-            r"gateway\.process\.worker \(pid \d+\); to listen elsewhere: listen: 127\.0\.0\.1:\d+\n",
+            rf"tensor-gateway: cannot listen on {clients}: address already in use by python[\d.]* "
+            r"\(pid \d+\); to listen elsewhere: listen: ADDRESS\n",
             result.stderr,
         )
 
@@ -244,7 +221,7 @@ async def test_a_taken_socket_in_the_file_system_names_who_has_it(tmp_path: Path
         result = await asyncio.to_thread(run, "serve", server.url, *options)
         assert result.returncode == 1
         assert f"cannot listen on unix:{path}: address already in use by python" in result.stderr
-        assert f"(pid {first.pid}); to listen elsewhere: --listen unix:{path}.2\n" in result.stderr
+        assert f"(pid {first.pid}); to listen elsewhere: --listen ADDRESS\n" in result.stderr
 
 
 @pytest.mark.parametrize(("host", "asked"), [("127.0.0.1", "0.0.0.0"), ("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1")])
@@ -254,22 +231,6 @@ def test_who_listens_on_an_address_that_overlaps_is_found(host: str, asked: str)
         port = taken.getsockname()[1]
         assert re.fullmatch(rf" by .+ \(pid {os.getpid()}\)", ports.user_of(Address(f"{asked}:{port}")))
     assert ports.user_of(Address(f"{asked}:{port}")) == ""
-
-
-def test_a_script_is_named_and_its_arguments_are_not(tmp_path: Path) -> None:
-    script = tmp_path / "server.py"
-    script.write_text(
-        "import socket, sys\ntaken = socket.create_server(('127.0.0.1', 0))\n"
-        "print(taken.getsockname()[1], flush=True)\nsys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, script, "--token", "secret"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as running:
-        assert running.stdout is not None
-        port = int(running.stdout.readline())
-        named = ports.user_of(Address(f"127.0.0.1:{port}"))
-        running.communicate()
-    assert re.fullmatch(rf" by python[\d.]* server\.py \(pid {running.pid}\)", named)
 
 
 def test_a_machine_without_proc_says_only_that_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +255,6 @@ def test_an_error_that_is_not_about_an_address_stays_as_it_is() -> None:
 def test_a_process_of_another_user_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net").symlink_to("/proc/net")
     monkeypatch.setattr(ports, "_PROC", tmp_path)
-    monkeypatch.setattr(ports, "TRIED_PORTS", 0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert ports.user_of(Address(address)) == " by a process that is not visible here"
@@ -302,5 +262,5 @@ def test_a_process_of_another_user_is_not_named(tmp_path: Path, monkeypatch: pyt
         said = f"cannot listen on {address}: address already in use"
         explained = ports.explained(OSError(errno.EADDRINUSE, said), config, ports.COMMAND_LINE)
     assert explained.strerror == (
-        f"{said} by a process that is not visible here; to listen elsewhere: --listen 127.0.0.1:0"
+        f"{said} by a process that is not visible here; to listen elsewhere: --listen ADDRESS"
     )
