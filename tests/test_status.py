@@ -234,26 +234,26 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
         (
             judged(reading(endpoints=ONE_DOWN)),
             "warning",
-            "vision: 1 of 2 endpoints is down",
-            Problem("warning", "backend", "vision: 1 of 2 endpoints is down", 7.0, "refused"),
+            "vision: endpoints down: 1 of 2",
+            Problem("warning", "backend", "vision: endpoints down: 1 of 2", 7.0, "refused"),
         ),
         (  # one worker has not found out yet
             judged(reading(endpoints=UP), reading(endpoints=ONE_DOWN)),
             "warning",
-            "vision: 1 of 2 endpoints is down",
-            Problem("warning", "backend", "vision: 1 of 2 endpoints is down", 7.0, "refused"),
+            "vision: endpoints down: 1 of 2",
+            Problem("warning", "backend", "vision: endpoints down: 1 of 2", 7.0, "refused"),
         ),
         (
             judged(reading(endpoints=[endpoint(1, is_up=False), endpoint(2, is_ejected=True, since_s=3.0)])),
             "critical",
-            "vision: both endpoints are down or ejected",
-            Problem("critical", "backend", "vision: both endpoints are down or ejected", 3.0, "refused"),
+            "vision: endpoints down or ejected: 2 of 2",
+            Problem("critical", "backend", "vision: endpoints down or ejected: 2 of 2", 3.0, "refused"),
         ),
         (
             judged(reading(endpoints=[endpoint(1, is_up=False)])),
             "critical",
-            "vision: the endpoint is down",
-            Problem("critical", "backend", "vision: the endpoint is down", 5.0, "refused"),
+            "vision: endpoints down: 1 of 1",
+            Problem("critical", "backend", "vision: endpoints down: 1 of 1", 5.0, "refused"),
         ),
         (
             judged(reading(endpoints=UP), minute=moment("vision", "vision", 1000, backend=9)),
@@ -336,8 +336,8 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
         (
             judged(reading(endpoints=UP, certificates=[Certificate("tls", time.time() + 3 * 86400 + 60)])),
             "warning",
-            "The certificate of tls expires in 3 days",
-            Problem("warning", "certificate", "The certificate of tls expires in 3 days"),
+            "The certificate of tls expires in 3.0 days",
+            Problem("warning", "certificate", "The certificate of tls expires in 3.0 days"),
         ),
         (
             judged(reading(endpoints=UP, certificates=[Certificate("tls", 77.0)])),
@@ -354,8 +354,8 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
         (  # said by the backend's line
             judged(reading(endpoints=ONE_DOWN[:1]), not_ready="no backend can be used: all endpoints of a are down"),
             "critical",
-            "vision: the endpoint is down",
-            Problem("critical", "backend", "vision: the endpoint is down", 7.0, "refused"),
+            "vision: endpoints down: 1 of 1",
+            Problem("critical", "backend", "vision: endpoints down: 1 of 1", 7.0, "refused"),
         ),
         (
             judged(not_ready="0 of 2 workers accept"),
@@ -508,7 +508,7 @@ async def test_a_gateway_tells_what_all_its_workers_do(tmp_path: Path, server: J
             assert status["state"] == "critical"
             assert status["headline"] == "ranking: 5 of 5 requests failed in the last minute"
             assert status["problems"][0]["reason"] == "the last: backend_error: out of memory"
-            assert status["problems"][1]["text"] == "vision: 1 of 2 endpoints is down"
+            assert status["problems"][1]["text"] == "vision: endpoints down: 1 of 2"
 
             assert status["reload"] is None
             process.reload("backends: {a: {endpoints: ['http://x'], typo: 1}}")
@@ -583,14 +583,10 @@ async def test_an_endpoint_whose_ejection_is_over_is_on_trial_until_a_request_ha
                 return bool(status["backends"][0]["endpoints"][1]["state"] == state)
 
             status = await status_when(client, lambda status: is_second(status, "ejected"))
-            assert (status["state"], status["headline"]) == ("warning", "vision: 1 of 2 endpoints is ejected")
+            assert (status["state"], status["headline"]) == ("warning", "vision: endpoints ejected: 1 of 2")
             status = await status_when(client, lambda status: is_second(status, "on trial"))
             assert status["state"] == "ok"
-            (notice,) = (each for each in status["problems"] if each["about"] == "backend")
-            assert notice["severity"] == "notice"
-            words = "is on trial: the next request shows whether it works again"
-            assert notice["text"] == f"vision: {gone.url} {words}"
-            assert "refused" in notice["reason"]
+            assert "refused" in status["backends"][0]["endpoints"][1]["reason"]
             async with client.session.get(f"{client.admin}/metrics") as metrics:
                 series = f'tensor_gateway_endpoint_ejected{{backend="vision",endpoint="{gone.url}"}} 0.0'
                 assert series in await metrics.text()
@@ -612,7 +608,7 @@ async def test_a_probe_ends_an_ejection_that_is_over_in_every_worker(tmp_path: P
                 return [value for name, value in samples.items() if name.startswith("tensor_gateway_endpoint_ejected{")]
 
             async with asyncio.timeout(DEADLINE_S):
-                while (status := await status_from(client))["headline"] != "vision: both endpoints are ejected":
+                while (status := await status_from(client))["headline"] != "vision: endpoints ejected: 2 of 2":
                     await client.infer_binary(HEADER, X.tobytes())
             assert status["state"] == "critical"
             assert await ejected() == [1, 1]

@@ -322,7 +322,7 @@ async def test_the_page_in_trouble_and_in_health_fits_every_screen(
             await page.until("document.querySelector('#backends').textContent.includes('1 of 2 up')")
             problems = await page.value("document.querySelector('#health').innerText")
             assert re.search(
-                r"vision: 1 of 2 endpoints is down\W+since \d\d:\d\d:\d\d \(\d+ (s|min)\): .*refused", problems
+                r"vision: endpoints down: 1 of 2\W+since \d\d:\d\d:\d\d \(\d+ (s|min)\): .*refused", problems
             )
             assert "ranking: 3 of 3 requests failed in the last minute" in problems
             assert "CUDA out of memory" in problems

@@ -94,21 +94,11 @@ def _backend_problems(backend: Mapping[str, Any], failures: Sequence[Line]) -> I
     name, endpoints, stats = backend["name"], backend["endpoints"], backend["stats"]
     unusable = [endpoint for endpoint in endpoints if endpoint["state"] in ("down", "ejected")]
     if unusable:
-        n_unusable, n_all = len(unusable), len(endpoints)
-        if n_all == 1:
-            which = "the endpoint is"
-        elif n_unusable == n_all:
-            which = f"{'both' if n_all == 2 else f'all {n_all}'} endpoints are"
-        else:
-            which = f"{n_unusable} of {n_all} endpoints {'is' if n_unusable == 1 else 'are'}"
-        text = f"{name}: {which} {' or '.join(sorted({endpoint['state'] for endpoint in unusable}))}"
+        states = " or ".join(sorted({endpoint["state"] for endpoint in unusable}))
+        text = f"{name}: endpoints {states}: {len(unusable)} of {len(endpoints)}"
         first = min(unusable, key=lambda endpoint: endpoint["since_s"])
-        severity: Severity = "critical" if n_unusable == n_all else "warning"
-        yield Problem(severity, "backend", text, first["since_s"], _sentence(first["reason"]))
-    for endpoint in endpoints:
-        if endpoint["state"] == "on trial":
-            text = f"{name}: {endpoint['url']} is on trial: the next request shows whether it works again"
-            yield Problem("notice", "backend", text, endpoint["since_s"], _sentence(endpoint["reason"]))
+        severity: Severity = "critical" if len(unusable) == len(endpoints) else "warning"
+        yield Problem(severity, "backend", text, first["since_s"], first["reason"])
     own = [failure for failure in failures if failure["backend"] == name]
     yield from _failed(stats, "backend", f"{name}: {{}} failed", own)
     # errors such as a model that the backend has lost: a few may be the clients' mistakes, a large share is not
@@ -131,7 +121,7 @@ def _failed(
         share = n_failed / n_requests
         severity = "critical" if share >= MOST_FAIL else "warning" if share >= MANY_FAIL else "notice"
     last = next((failure for failure in failures if failure["blame"] == blame), None)
-    reason = _sentence(f"the last: {last['reason']}: {last['detail']}") if last is not None else ""
+    reason = f"the last: {last['reason']}: {last['detail']}" if last is not None else ""
     many = words.format(f"{n_failed:,} of {n_requests:,} {'request' if n_requests == 1 else 'requests'}")
     yield Problem(severity, blame, f"{many} in the last minute", None, reason)
 
@@ -159,11 +149,4 @@ def _certificate_problems(certificates: Iterable[Certificate], now_s: float) -> 
         if left_s <= 0:
             yield Problem("critical", "certificate", f"{text} has expired", certificate.expires_s)
         elif left_s < EXPIRES_SOON_S:
-            days = int(left_s // 86400)
-            when = f"in {days} {'day' if days == 1 else 'days'}" if days else "within a day"
-            yield Problem("warning", "certificate", f"{text} expires {when}")
-
-
-def _sentence(text: str) -> str:
-    """*text* on one line."""
-    return " ".join(text.split())
+            yield Problem("warning", "certificate", f"{text} expires in {left_s / 86400:.1f} days")

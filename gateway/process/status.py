@@ -59,7 +59,6 @@ def status_of(
         "backends": _backends(config, readings, minute),
         "routes": _routes(config, minute),
         "failures": metrics.failures.latest(),
-        "clients": metrics.busiest_clients(),
         "reload": metrics.last_reload,
         "certificates": _soonest(certificate for reading in readings for certificate in reading.certificates),
     }

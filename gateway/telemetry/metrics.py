@@ -8,7 +8,7 @@ leads from a number to its requests, with ids, route, reason and seconds. Not he
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from math import inf
@@ -23,9 +23,6 @@ from gateway.telemetry.processes import usage_of_all
 from gateway.telemetry.reading import Reading
 from gateway.telemetry.recent import Failures, Recent
 from gateway.telemetry.sums import FAMILIES, GAUGES, MINUTE, Row, Table
-
-SHOWN_CLIENTS = 10
-"""How many names of tokens the status page shows."""
 
 _LEVELS = {
     "requests_in_flight": attrgetter("in_flight"),
@@ -81,14 +78,6 @@ class Metrics:
     def count_replaced(self) -> None:
         """A worker process has died and is replaced."""
         self._table["workers_replaced",][0] += 1
-
-    def busiest_clients(self) -> list[tuple[str, int]]:
-        """The names of tokens with the most requests since the start, at most `SHOWN_CLIENTS`, and how many."""
-        counts: Counter[str] = Counter()
-        for row, cells in self._table.items():
-            if row[0] == "client_requests" and cells[0]:
-                counts[str(row[1])] += int(cells[0])
-        return counts.most_common(SHOWN_CLIENTS)
 
     def reloaded(self, *, is_successful: bool, words: str = "") -> None:
         """A reload has been tried now; *words*: why it failed, or what of it waits for a restart."""
