@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -284,3 +285,17 @@ async def test_a_worker_that_sends_what_cannot_be_read_is_killed_and_named(caplo
         assert await worker.ask("commit", 1.0) is None
     (message,) = caplog.messages
     assert message.startswith(f"worker {process.pid} has sent an invalid message: ")
+
+
+async def test_killing_a_worker_leaves_its_exit_code_to_whoever_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Popen.send_signal` looks first whether the process has ended, and takes the code of one that just has."""
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    own, its = socket.socketpair()
+    worker = _WorkerProcess(process, await Channel.over(own), lambda batch: True)
+    with its, monkeypatch.context() as patched:
+        patched.setattr(subprocess.Popen, "send_signal", lambda *_: pytest.fail("the code may be lost"))
+        worker.kill()
+        worker.kill()
+        assert await process.wait() == -signal.SIGKILL
+    assert await worker.ended() == -signal.SIGKILL
+    worker.kill()  # nothing, although another process may have the number by now

@@ -8,6 +8,7 @@ Not here: the worker's own process (`worker`), and the format of messages (`cont
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -106,8 +107,10 @@ class _WorkerProcess:
     def kill(self) -> None:
         """Kill the worker at once."""
         self.is_listening = False
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        if self.process.returncode is None:
+            # not by `Process.kill`: if the process has just died, that takes its exit code away from asyncio
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     async def ended(self) -> int:
         """Wait for the worker's end, and until its last counts are read; returns the exit code."""
