@@ -42,8 +42,15 @@ _NO_ROUTE = "none"
 _ERRORS = {(kind.label, blame_of(kind, status).value): kind for kind in ErrorKind for status in (400, 500)}
 
 _FAILURES = sorted(kind.label for kind in FAILURES)
-_CODES = ("200", *_FAILURES)
-"""The ends of attempts that have a series from the start; other statuses have one once they occur."""
+
+# The other labels' values with which each label has series from the start; other statuses have one once they occur.
+_KNOWN: dict[str, dict[str, Iterable[str | int]]] = {
+    "direction": {"datatype": DATATYPES},
+    "client": {"code": [200]},
+    "backend": {"reason": _FAILURES},
+    "endpoint": {"code": ("200", *_FAILURES)},
+    "route": {"model": ["other"], "protocol": PROTOCOLS, "code": [200], "format": Format},
+}
 
 _REQUEST_BOUNDS = BOUNDS["request_seconds"]
 
@@ -104,15 +111,8 @@ class Counting:
         if known in self._expected:
             return
         self._expected.add(known)
-        match known:
-            case "route", name:
-                yield from _zeros_of_route(name)
-            case "endpoint", url, backend:
-                yield from _zeros_of("endpoint", url, backend=[backend], code=_CODES)
-            case "client", name:
-                yield from _zeros_of("client", self._client_label(name), code=[200])
-            case label, value:
-                yield from _zeros_of(label, value, reason=_FAILURES, datatype=DATATYPES)
+        label, value, *backend = known
+        yield from _zeros_of(label, self._client_label(value) if label == "client" else value, *backend)
 
     def _client_label(self, name: str) -> str:
         """The label for the token called *name*: the name, or `other` after `MAX_CLIENTS` names."""
@@ -208,25 +208,19 @@ class Counting:
         return "other"
 
 
-def _zeros_of(label: str, value: str, **known: Iterable[str | int]) -> Iterator[Row]:
-    """Rows of all metrics that have *label* and else only labels in *known*: with *value*, and all known values."""
-    values = {label: [value], **known}
+def _zeros_of(label: str, value: str, backend: str = "") -> Iterator[Row]:
+    """The rows that are known once *label* may have *value*; those of an endpoint have its *backend*, too."""
+    values = {"backend": [backend], **_KNOWN[label], label: [value]}
+    is_no_route = (label, value) == ("route", _NO_ROUTE)
+    if is_no_route:
+        values |= {"code": [ErrorKind.NO_ROUTE.status], "format": [Format.OTHER]}
     for family in FAMILIES:
-        if label in family.labels and values.keys() >= {*family.labels}:
+        is_of_backend = is_no_route and family.name.startswith("upstream_")
+        if label in family.labels and values.keys() >= {*family.labels} and not is_of_backend:
             yield from product([family.name], *(values[each] for each in family.labels))
-
-
-def _zeros_of_route(route: str) -> Iterator[Row]:
-    others: dict[str, Iterable[str | int]] = {"model": ["other"], "protocol": PROTOCOLS}
-    if route != _NO_ROUTE:
-        yield from _zeros_of("route", route, code=[200], format=Format, **others)
-    else:  # nothing goes to a backend
-        yield from _zeros_of("route", route, code=[ErrorKind.NO_ROUTE.status], **others)
-        yield "client_request_bytes", route, Format.OTHER
-        yield "client_response_bytes", route, Format.OTHER
-    for (reason, blame), kind in _ERRORS.items():
-        if route == _NO_ROUTE or kind is not ErrorKind.NO_ROUTE:
-            yield "errors", route, reason, blame
+    if label == "route":
+        kinds = _ERRORS.items()
+        yield from (("errors", value, *end) for end, kind in kinds if is_no_route or kind is not ErrorKind.NO_ROUTE)
 
 
 Sums = Iterator[tuple[Row, Iterable[float]]]
