@@ -15,14 +15,14 @@ PIPE_BYTES = 4096
 process to the same pipe."""
 
 QUEUE_BYTES = 8 * 1024 * 1024
-"""How many bytes may wait for a slow reader of each stream. If lines that came together do not fit, all of them are
-dropped and counted."""
+"""How many bytes of each stream may wait for a slow reader, or for room on a full disk. If lines that came together do
+not fit, all of them are dropped and counted."""
 
 STOP_S = 2.0
 """How long the writing of waiting lines may take when the process ends."""
 
-FULL_S = 0.01
-"""After how long a write to a full non-blocking pipe is tried again."""
+AGAIN_S = 0.01
+"""After how long a write that failed is tried again."""
 
 ACCESS = "gateway.access"
 """The logger whose bare messages, and nothing else, go to standard output."""
@@ -58,8 +58,7 @@ class LogWriter(logging.Handler):
     """Writes access lines to standard output and all other lines to standard error, each from a thread of its own.
 
     A reader that stalls or has gone must not stall requests, nor the other stream. So up to `QUEUE_BYTES` wait; lines
-    that do not fit, or cannot be written, are counted. While lines of standard output are dropped, standard error says
-    so once a minute.
+    that do not fit are counted. While lines of standard output cannot be written, standard error says so once a minute.
     """
 
     def __init__(self, level: str, style: str = "text", process: str = "") -> None:
@@ -110,13 +109,13 @@ class LogWriter(logging.Handler):
         logging.getLogger().handlers = []
         self._output.stop()
         if self.dropped:
-            reason = self._output.reason or self._error.reason
+            reason = (self._output if self._output.dropped else self._error).reason
             self._say(logging.WARNING, f"{self.dropped} log lines were dropped: {reason}")
         self._error.stop()
 
     def _complain(self, reason: str) -> None:
         if self._complaints.allows("", time.monotonic()):
-            self._say(logging.ERROR, f"lines of standard output are dropped: {reason}")
+            self._say(logging.ERROR, f"lines of standard output cannot be written: {reason}")
 
     def _say(self, level: int, text: str) -> None:
         """Write *text* to standard error, whatever the level of the root logger."""
@@ -127,19 +126,17 @@ class _Stream:
     """One standard stream, and the thread that writes to it."""
 
     def __init__(self, descriptor: int, complain: Callable[[str], None] = lambda _: None) -> None:
-        """*complain* is called with the reason whenever lines are dropped."""
+        """*complain* is called with the reason whenever lines cannot be written."""
         self.dropped = 0
-        self.reason = ""
-        """Why lines were last dropped."""
+        self.reason = _SLOW
+        """Why lines wait longer than for their turn."""
         self._descriptor = descriptor
         self._complain = complain
         self._waiting = bytearray()
         """Lines; of the first one only the rest, if its beginning is written."""
-        self._n_stuck = 0
-        """How many of these bytes could not be written, and are tried again together with the next lines."""
         self._is_ending = False
         self._changed = threading.Condition()
-        """Held to change the three above."""
+        """Held to change the two above."""
         # a daemon, so that a pipe that nobody reads cannot keep the process from ending
         self._thread = threading.Thread(target=self._write, name=f"log {descriptor}", daemon=True)
 
@@ -155,7 +152,8 @@ class _Stream:
                 self._waiting += lines
                 self._changed.notify()
         if not is_room:
-            self._drop(lines.count(b"\n"), _SLOW)
+            self.dropped += lines.count(b"\n")
+            self._complain(self.reason)
 
     def stop(self) -> None:
         """Write the waiting lines; those that cannot be written within `STOP_S` are dropped."""
@@ -163,42 +161,31 @@ class _Stream:
             self._is_ending = True
             self._changed.notify()
         self._thread.join(STOP_S)
-        if self._thread.is_alive():
-            self.dropped += self._waiting.count(b"\n")
-            self.reason = _SLOW
-
-    def _drop(self, n_lines: int, reason: str) -> None:
-        self.dropped += n_lines
-        self.reason = reason
-        self._complain(reason)
+        self.dropped += self._waiting.count(b"\n")
 
     def _write(self) -> None:
         """Write whole lines, until the end."""
-        is_torn = False
         while piece := self._next_piece():
             try:
                 # not through sys.stdout: a blocked thread would hold its lock, and the interpreter waits for it at exit
-                end, reason = os.write(self._descriptor, piece), ""
+                n_written = os.write(self._descriptor, piece)
             except BlockingIOError:  # the pipe is full, and another process has made it non-blocking
-                time.sleep(FULL_S)
-                continue
+                time.sleep(AGAIN_S)
             except OSError as error:
-                end, reason = len(piece), error.strerror or str(error)
-            kept = piece.find(b"\n") + 1 if reason and is_torn else 0
-            with self._changed:
-                del self._waiting[kept:end]
-                self._n_stuck = kept
-            if reason:
-                self._drop(piece.count(b"\n", kept), reason)
+                self.reason = error.strerror or str(error)
+                self._complain(self.reason)
+                if self._is_ending:
+                    return
+                time.sleep(AGAIN_S)
             else:
-                is_torn = not piece.endswith(b"\n", 0, end)
+                self.reason = _SLOW
+                with self._changed:
+                    del self._waiting[:n_written]
 
     def _next_piece(self) -> bytes:
         """Whole lines that wait, of `PIPE_BYTES` or one line; nothing at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) > self._n_stuck or self._is_ending)
-            if len(self._waiting) <= self._n_stuck:
-                return b""
+            self._changed.wait_for(lambda: self._waiting or self._is_ending)
             end = self._waiting.rfind(b"\n", 0, PIPE_BYTES) + 1 or self._waiting.find(b"\n") + 1
             return bytes(self._waiting[:end])
 
