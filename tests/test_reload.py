@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -25,9 +26,9 @@ from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process import reload as reload_module
 from gateway.process import supervisor as supervisor_module
-from gateway.process.control import Channel, Done, Order
+from gateway.process.control import Channel, Done, Order, Step
 from gateway.process.reload import WATCH_S, Reloader, keep_fixed
-from gateway.process.supervisor import Supervisor
+from gateway.process.supervisor import Supervisor, _WorkerProcess
 from gateway.telemetry.metrics import Metrics
 from tests.certificates import Authority, Pair
 from tests.conftest import Client, Connection, Script, answering, lying, tensor
@@ -583,10 +584,10 @@ async def test_a_look_that_fails_does_not_end_the_watch_over_the_file(
 # All workers or none
 
 
-def configuration(url: str) -> Config:
+def configuration(url: str, extra: str = "") -> Config:
     return parse(
         f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {{access: none}}\n"
-        f"backends: {{a: {{endpoints: ['{url}']}}}}\n"
+        f"{extra}backends: {{a: {{endpoints: ['{url}']}}}}\n"
     )
 
 
@@ -664,34 +665,85 @@ async def test_a_worker_that_hangs_or_dies_is_replaced_by_one_with_the_new_file(
     assert any("it is replaced" in message for message in caplog.messages)
 
 
+class Starting:
+    """Stops workers that start before they have said that they listen."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.have_begun = asyncio.Semaphore(0)
+        self.may_go_on = asyncio.Event()
+        ask = _WorkerProcess.ask
+
+        async def ask_slowly(worker: _WorkerProcess, step: Step, *arguments: Any) -> Done | None:
+            answer = await ask(worker, step, *arguments)
+            if step == "serve":
+                self.have_begun.release()
+                await self.may_go_on.wait()
+            return answer
+
+        monkeypatch.setattr(_WorkerProcess, "ask", ask_slowly)
+
+
 @pytest.mark.slow
-async def test_a_worker_that_started_meanwhile_gets_what_it_has_missed() -> None:
-    async with lying(A) as a, lying(B) as b:
-        supervisor = await Supervisor.start(configuration(a.url))
+@pytest.mark.parametrize("n_starting", [1, 2])
+async def test_workers_that_started_meanwhile_get_what_they_have_missed(
+    n_starting: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With both starting, no worker serves at the reload; one that cannot take it any more is replaced."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a: old\n")
+    access = f"access: {{tokens_file: {tokens}}}\n"
+    async with lying(A) as a:
+        supervisor = await Supervisor.start(configuration(a.url, access))
+        starting = Starting(monkeypatch)
         try:
-            one, other = supervisor._workers.values()
-            one.is_listening = False  # as if it still started
-            await supervisor.replace(configuration(b.url))
-            assert await answers_of(supervisor, 40) == {"a", "b"}
-            assert await supervisor._join(one)
-            assert await answers_of(supervisor) == {"b"}
-            assert other.is_listening
+            for worker in list(supervisor._workers.values())[:n_starting]:
+                os.kill(worker.pid, signal.SIGKILL)
+            for _ in range(n_starting):
+                await starting.have_begun.acquire()
+            tokens.write_text("a: new\n")  # the configuration itself stays as it was
+            await supervisor.replace(configuration(a.url, access))
+            starting.may_go_on.set()
+            await until(lambda: is_ready(supervisor))
+            async with aiohttp.ClientSession(headers={"Connection": "close"}) as session:
+                for _ in range(20):
+                    async with session.get(supervisor.listen_url, headers={"X-Api-Key": "new"}) as response:
+                        assert response.status == 200
         finally:
             await supervisor.stop()
 
 
 @pytest.mark.slow
-async def test_where_no_worker_serves_the_new_file_is_what_they_start_with() -> None:
-    async with lying(A) as a, lying(B) as b:
-        supervisor = await Supervisor.start(configuration(a.url))
+async def test_a_worker_that_cannot_take_the_reload_it_has_missed_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a: old\n")
+    access = f"access: {{tokens_file: {tokens}}}\n"
+    async with lying(A) as a:
+        supervisor = await Supervisor.start(configuration(a.url, access))
+        starting = Starting(monkeypatch)
         try:
-            for worker in supervisor._workers.values():
-                worker.is_listening = False  # as if they were being replaced
-            assert await supervisor.replace(configuration(b.url)) == []
-            assert all([await supervisor._join(worker) for worker in supervisor._workers.values()])
-            assert await answers_of(supervisor) == {"b"}
+            os.kill(next(iter(supervisor._workers)), signal.SIGKILL)
+            await starting.have_begun.acquire()
+            await supervisor.replace(configuration(a.url, access))
+            tokens.write_text("no token\n")
+            starting.may_go_on.set()
+            await until_said(caplog, "a worker did not start")
+            tokens.write_text("a: new\n")
+            await until(lambda: is_ready(supervisor))
         finally:
             await supervisor.stop()
+
+
+async def is_ready(supervisor: Supervisor) -> bool:
+    return supervisor._not_ready() is None
+
+
+async def until_said(caplog: pytest.LogCaptureFixture, words: str) -> None:
+    async def is_said() -> bool:
+        return any(words in message for message in caplog.messages)
+
+    await until(is_said)
 
 
 async def test_messages_cross_a_socket_and_one_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,8 +57,6 @@ class _WorkerProcess:
         self.pid = process.pid
         self.is_listening = False
         """Whether it accepts clients, and every reload reaches it."""
-        self.share: Config | None = None
-        """The configuration that it is known to serve by."""
         self.reading: Reading | None = None
         """The worker's last reading; None while it starts."""
         self.heard_s = 0.0
@@ -172,24 +170,21 @@ class Supervisor(Application):
         # the end of this socket tells the worker that the supervisor is gone
         channel = await Channel.over(own)
         worker = self._workers[process.pid] = _WorkerProcess(process, channel, self.metrics.add)
-        worker.share = self.config.share()
-        if await worker.ask("serve", START_S, worker.share) is None or not await self._join(worker):
+        config = self.config
+        if await worker.ask("serve", START_S, config.share()) is not None:
+            async with self._changes:
+                worker.is_listening = True
+                try:
+                    if self.config is not config:  # a reload meanwhile, perhaps of the same text with other files
+                        await self._bring([worker], self.config)
+                except ConfigError:
+                    worker.kill()
+        if not worker.is_listening:
             self._workers.pop(worker.pid, None)
             worker.kill()
             await worker.ended()
             raise OSError(f"a worker did not start on {self.config.listen}")
         return worker
-
-    async def _join(self, worker: _WorkerProcess) -> bool:
-        """Bring *worker* to the current configuration and include it in reloads; False if that fails."""
-        async with self._changes:
-            worker.is_listening = True
-            try:
-                if worker.share != self.config.share():
-                    await self._bring([worker], self.config)
-            except ConfigError:
-                return False
-            return worker.is_listening
 
     async def _change(self, config: Config) -> None:
         """See `Application`.
@@ -212,8 +207,6 @@ class Supervisor(Application):
             raise ConfigError(errors[0] if errors else "no worker prepared the reload in time")
         self.config = config
         change_logging(config.logging.level, config.logging.format)
-        for worker in prepared:
-            worker.share = share
         await asyncio.gather(*(worker.ask("commit", PREPARE_S) for worker in prepared))
 
     def stalled(self) -> str | None:
