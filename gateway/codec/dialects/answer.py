@@ -21,7 +21,7 @@ gets that is not sent.
 from collections.abc import Generator, Iterator
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
 from gateway.codec.dialects.description import OCTETS_SUFFIX, ModelDescription
 from gateway.codec.dialects.output import Output
@@ -141,25 +141,28 @@ class DialectAnswer:
 
     def _reply(self, outputs: list[Output]) -> Generator[None, None, Reply]:
         """The outputs as the client wants each of them, in V2's words (protocol 4.1, 4.4, 4.6)."""
-        answer = Answer(model_name=_raw(self._model), outputs=[])
+        answer = Answer(model_name=_raw(self._model))
         if self._version is not None:
-            answer.model_version = _raw(self._version)
+            answer["model_version"] = _raw(self._version)
         if self._request_id:
-            answer.id = Raw(self._request_id)
+            answer["id"] = Raw(self._request_id)
+        answer["outputs"] = []
         binary: list[ReplyOutput] = []
         later: list[list[bytes]] = []
         for output in outputs:
-            entry = Entry(_raw(output.name), _raw(output.whole_shape), _raw(output.datatype.name))
-            answer.outputs.append(entry)
+            name, shape, datatype = map(_raw, (output.name, output.whole_shape, output.datatype.name))
+            entry = Entry(name=name, shape=shape, datatype=datatype)
+            answer["outputs"].append(entry)
             if self._selection.is_binary(output.name):
-                entry.parameters = {"binary_data_size": _raw(output.n_bytes)}
+                entry["parameters"] = {"binary_data_size": _raw(output.n_bytes)}
                 views = [memoryview(blob) for blob in output.blobs]
-                binary.append(ReplyOutput(output.name, output.datatype, output.shape, {}, views))
+                binary.append(ReplyOutput(output.name, output.datatype, output.shape, views))
             else:
                 is_octets = self._form.b64_objects and output.name.endswith(OCTETS_SUFFIX)
                 is_base64 = output.datatype.kind is Kind.BYTES and (output.is_base64 or is_octets)
-                entry.parameters = {"content_type": _raw("base64")} if is_base64 else UNSET
-                entry.data = LIST_LATER
+                if is_base64:
+                    entry["parameters"] = {"content_type": _raw("base64")}
+                entry["data"] = LIST_LATER
                 later.append([])
                 blobs, output.blobs, output.n_bytes = output.blobs, [], 0  # they go as they are printed
                 while blobs:

@@ -7,7 +7,7 @@ anything is sent. Not here: the bodies that are made of it (`body`).
 from collections.abc import Generator, Mapping, Sequence
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
 from gateway.codec.inference import (
     OutputSelection,
@@ -25,7 +25,7 @@ from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2.declarations import name_of
-from gateway.codec.v2.messages import Entry, text_of
+from gateway.codec.v2.messages import Entry, label_of_entry, text_of
 from gateway.codec.v2.request import CHECKED_TENSORS, check_finite
 from gateway.codec.v2.request_reading import (
     RequestReading,
@@ -34,7 +34,6 @@ from gateway.codec.v2.request_reading import (
     check_names,
     declared,
     id_of,
-    label_of_input,
     reserve_nothing,
     select,
     source,
@@ -78,20 +77,20 @@ class DialectRequest(msgspec.Struct, frozen=True):
         assert text is not None  # it is judged
         request = text.request
         selection = select(request)
-        _refuse_extensions(request.outputs or ())
-        check_names(request.inputs)
+        _refuse_extensions(request.get("outputs") or ())
+        check_names(request["inputs"])
         inputs: list[Tensor] = []
         unread: dict[int, bool] = {}
-        for index, entry in enumerate(request.inputs):
+        for index, entry in enumerate(request["inputs"]):
             values = source(entry, index, text.spans)
             if values is None:
-                label = label_of_input(entry, index)
+                label = label_of_entry(entry, "input", index)
                 raise CodecError(f"{label}: this backend cannot read shared memory; send its values")
             if isinstance(values, int):
                 inputs.append(announced(entry, index, values, text.blobs))
             else:
                 inputs.append(declared(entry, index, values))
-                unread[index] = text_of((entry.parameters or {}).get("content_type", UNSET)) == "base64"
+                unread[index] = text_of((entry.get("parameters") or {}).get("content_type")) == "base64"
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
                 yield
         text.blobs.finish()
@@ -103,7 +102,7 @@ class DialectRequest(msgspec.Struct, frozen=True):
             inputs,
             selection,
             request_id,
-            {key: bytes(value) for key, value in (request.parameters or {}).items()},
+            {key: bytes(value) for key, value in (request.get("parameters") or {}).items()},
             text.is_recovered,
             nonfinite,
             [tensor.datatype.name for index, tensor in enumerate(inputs) if index not in unread],
@@ -142,7 +141,7 @@ def _check_values(
 def _refuse_extensions(requested: Sequence[Entry]) -> None:
     """Raise `CodecError` for *requested* outputs in a form that only a server of V2 could give them."""
     for index, entry in enumerate(requested):
-        parameters = entry.parameters or {}
+        parameters = entry.get("parameters") or {}
         label = label_of("output", name_of(entry, "output", index)) if parameters else ""
         if bytes(parameters.get("shared_memory_region", _NULL)) != b"null":
             raise CodecError(f"{label}: this backend cannot write into shared memory; ask for its values")

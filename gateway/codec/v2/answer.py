@@ -8,7 +8,7 @@ comes before its `datatype` and `shape`, until these are known.
 from collections.abc import Callable, Generator, Mapping
 
 import orjson
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
 from gateway.codec.inference import (
     DEFAULT_LIMITS,
@@ -29,21 +29,13 @@ from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of
 from gateway.codec.v2.ids import check_id, is_absent
-from gateway.codec.v2.messages import (
-    LATER,
-    Answer,
-    Description,
-    Entry,
-    Parameters,
-    check_count,
-    read_description,
-    text_of,
-)
+from gateway.codec.v2.messages import LATER, Answer, Entry, Parameters, read_description, text_of
 from gateway.codec.v2.reply import Reply, ReplyOutput, reply_header
 from gateway.codec.values import shaped_value
 from gateway.errors import CodecError
 
 _LATER = Raw(LATER)
+_NULL = b"null"
 
 WHOLE_BYTES = 64 * 1024
 """The longest answer that is read in one go if it comes in one chunk."""
@@ -88,11 +80,11 @@ class _Values:
     def open(self, entry_text: Callable[[], bytes]) -> Sink:
         """The sink for the `data` of an output, by what *entry_text* has said of the output so far."""
         entry = read_description(entry_text())
-        name = text_of(entry.name)
+        name = text_of(entry.get("name"))
         value = _Value()
         is_wanted = name is None or self._selection.is_wanted(name)
         is_known = name is not None or not (self._selection.named or self.declared)
-        is_described = entry.datatype is not UNSET and entry.shape is not UNSET
+        is_described = "datatype" in entry and "shape" in entry
         if is_wanted and is_known and is_described and self._selection.is_binary(name or ""):
             value.form = self.form_of(entry, name or "")
             value.sink = _sink_for(name or "", value.form)
@@ -104,13 +96,13 @@ class _Values:
         self.opened.append(value)
         return value.sink
 
-    def form_of(self, entry: Description, name: str) -> Form:
+    def form_of(self, entry: Entry, name: str) -> Form:
         """Datatype and shape of an output, after undoing the promotion of its inputs where its model declares less.
 
         Raises `CodecError` for wrong ones, and for more elements than can be there.
         """
-        if name in self.declared and text_of(entry.datatype) == "FP32":
-            entry.datatype = Raw(b'"%b"' % self.declared[name].encode())
+        if name in self.declared and text_of(entry.get("datatype")) == "FP32":
+            entry["datatype"] = Raw(b'"%b"' % self.declared[name].encode())
         datatype, shape = datatype_of(entry, "output", name), shape_of(entry, "output", name)
         n_elements = element_count(shape)
         # every element takes a digit and a comma, or two quotes and a comma
@@ -217,7 +209,7 @@ class InferAnswer:
             if self._whole_bytes:
                 _refuse_trailing(len(chunk.strip(SPACE)), self._whole_bytes)
                 return
-            self._whole = self._read_whole(chunk)
+            self._whole = yield from self._read_whole(chunk)
             if self._whole is not None:
                 self._whole_bytes = len(chunk)
                 return
@@ -246,7 +238,7 @@ class InferAnswer:
         self._held_per_byte = 1
         return reply
 
-    def _read_whole(self, text: bytes) -> Answer | None:
+    def _read_whole(self, text: bytes) -> Generator[None, None, Answer | None]:
         """The answer that *text* is as a whole; None for a longer one, or one that has to be looked at more closely.
 
         Of a member that comes twice the last counts, but the scanner looks at both. So the words are counted: each
@@ -254,10 +246,11 @@ class InferAnswer:
         """
         if len(text) > min(WHOLE_BYTES, self._limits.max_header_bytes) or b"\\u00" in text:
             return None
-        answer = messages.read(Answer, text)
-        if answer is None:
+        try:
+            answer = yield from messages.read_answer(text, self._limits.max_tensors)
+        except CodecError:
             return None
-        n_outputs = len(answer.outputs)
+        n_outputs = len(answer["outputs"])
         is_said_once = (
             text.count(b'"data') == 2 * n_outputs  # of which half are datatypes
             and text.count(b'"name"') == n_outputs
@@ -272,80 +265,77 @@ class InferAnswer:
             raise CodecError("JSON is cut off after 0 bytes")
         yield from scanner.finish()
         _refuse_trailing(scanner.trailing_bytes(), scanner.consumed)
-        answer = messages.read(Answer, scanner.skeleton)
-        if answer is None:
-            yield
-            answer = yield from messages.uncommon_answer(scanner.skeleton, self._limits.max_tensors)
-            yield
-        return answer
+        return (yield from messages.read_answer(scanner.skeleton, self._limits.max_tensors))
 
     def _reply(self, answer: Answer) -> Generator[None, None, Reply]:
-        check_count(answer.outputs, "outputs", self._limits.max_tensors)
         self._label(answer)
         kept: list[Entry] = []
         names: list[str] = []
         binary: list[ReplyOutput] = []
         later: list[list[bytes]] = []
-        for index, entry in enumerate(answer.outputs):
+        for index, entry in enumerate(answer["outputs"]):
             name = name_of(entry, "output", index)
             if not self._selection.is_wanted(name):  # protocol 4.5
                 continue
             kept.append(entry)
             names.append(name)
-            parameters = entry.parameters or {}
+            parameters = entry.get("parameters") or {}
             parameters.pop("binary_data_size", None)
-            if entry.data is UNSET:
+            if "data" not in entry:
                 self._check_no_data(parameters, name)
             elif self._selection.is_binary(name):
                 if binary:
                     yield
                 binary.append((yield from self._binary(entry, name, parameters)))
             elif self._scanner is not None:
-                text = self._values.opened[int(bytes(entry.data))].text
+                text = self._values.opened[int(bytes(entry["data"]))].text
                 if not text:
                     raise CodecError(f"{label_of('output', name)}: its name came twice and differs")
-                entry.data = _LATER
+                entry["data"] = _LATER
                 later.append(text)
-            entry.parameters = parameters or UNSET  # protocol 4.4
+            if parameters:
+                entry["parameters"] = parameters
+            else:  # protocol 4.4
+                entry.pop("parameters", None)
         for name in self._selection.named:
             if name not in names:  # protocol 4.5
                 raise CodecError(f"{label_of('output', name)} was requested, but the answer does not have it")
-        answer.outputs = kept
+        answer["outputs"] = kept
         return Reply(reply_header(answer, later), binary, self._values.nonfinite)
 
     def _binary(self, entry: Entry, name: str, parameters: Parameters) -> Generator[None, None, ReplyOutput]:
         """A binary output; says its size in *parameters*, in place of the data of *entry*."""
         datatype, shape = form = self._values.form_of(entry, name)
-        data, entry.data = bytes(entry.data), UNSET  # type: ignore[arg-type]
+        data = bytes(entry.pop("data"))
         if self._scanner is None:
             blobs = yield from self._values.whole(name, form, data)
         else:
             blobs = yield from self._values.arrived(name, form, int(data))
-        if datatype.kind is BYTES and text_of(parameters.get("content_type", UNSET)) == "base64":  # protocol 4.8
+        if datatype.kind is BYTES and text_of(parameters.get("content_type")) == "base64":  # protocol 4.8
             blobs = yield from from_base64(blobs, labelled("output", name, datatype, shape))
         n_bytes = sum(map(len, blobs))
         if self._scanner is None:
             self._whole_bytes += n_bytes
         parameters["binary_data_size"] = Raw(b"%d" % n_bytes)
-        return ReplyOutput(name, datatype, shape, parameters, blobs)
+        return ReplyOutput(name, datatype, shape, blobs)
 
     def _label(self, answer: Answer) -> None:
         """Put the client's id and name of the model into the answer, and take out the gateway's own id.
 
         Raises `ForeignAnswerError` for the id of another request.
         """
-        if self._is_renamed or answer.model_name is UNSET or bytes(answer.model_name) == b"null":
-            answer.model_name = Raw(orjson.dumps(self._model))  # protocol 4.6
-        if answer.parameters is not UNSET and bytes(answer.parameters) == b"null":  # protocol 4.4
-            answer.parameters = UNSET
-        answered = b"" if answer.id is UNSET else bytes(answer.id)
+        if self._is_renamed or bytes(answer.get("model_name", _NULL)) == _NULL:
+            answer["model_name"] = Raw(orjson.dumps(self._model))  # protocol 4.6
+        if bytes(answer.get("parameters", b"")) == _NULL:  # protocol 4.4
+            del answer["parameters"]
+        answered = bytes(answer.get("id", b""))
         is_own = bool(self._sent_id) and not self._request_id
         if answered != self._sent_id:
             check_id(answered, self._sent_id, is_own=is_own)  # protocol 4.10
-        if is_own or answered == b"null":
-            answer.id = UNSET
+        if is_own or answered == _NULL:
+            answer.pop("id", None)
         if self._request_id and is_absent(answered):  # protocol 4.6
-            answer.id = Raw(self._request_id)
+            answer["id"] = Raw(self._request_id)
 
     def _check_no_data(self, parameters: Parameters, name: str) -> None:
         """Raise `CodecError` unless the output is in shared memory, and so needs no data (protocol 4.5).

@@ -1,23 +1,23 @@
 """Several requests as one, and its answer as several.
 
 Requests that say the same of everything but the first dimension of their inputs, and their ids, become one request with
-the rows of all. Only what is binary on both sides is joined: its rows are bytes behind one another. Not here: which
-requests wait for which (`policy.batching`), and what the joined request becomes for its backend.
+the rows of all. Only what is binary on both sides is joined: its rows are bytes behind one another. The JSON of a
+request, and that of an answer, is kept with marks in place of its rows and sizes, which are filled in for the batch and
+for each client. Not here: which requests wait for which (`policy.batching`), and what the joined request becomes for
+its backend.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
-from gateway.codec.inference import HeaderLimits, OutputSelection, Tensor, release
+from gateway.codec.inference import HeaderLimits, Tensor, release
 from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, Datatype, element_count
-from gateway.codec.v2 import messages
-from gateway.codec.v2.declarations import parse_shape
 from gateway.codec.v2.framing import Cursor, Framing, copied
-from gateway.codec.v2.messages import Answer, Entry, Request, printed
+from gateway.codec.v2.messages import Answer, Entry, Request, read_answer, read_request
 from gateway.codec.v2.reply import Reply, ReplyOutput
 from gateway.codec.v2.request_reading import announced, binary_size, check_names, id_of, select
 from gateway.errors import CodecError
@@ -25,14 +25,20 @@ from gateway.errors import CodecError
 SHARE_HEADER_BYTES = 16 * 1024
 """The longest header of a request that is joined with others: what it takes is not counted, and is kept as it waits."""
 
-_NONE = Raw(b"0")
+# No JSON has these bytes.
+_ROWS, _SIZE = b"\0", b"\1"
+
+_KNOWN = frozenset((*Request.__annotations__, *Answer.__annotations__, *Entry.__annotations__))
+
+# Clients may write their members in any order.
+_print_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 class Share(msgspec.Struct, frozen=True, gc=False):
     """What one request brings to a batch."""
 
     kind: bytes
-    """Its header without id, rows and sizes: requests of one kind may be joined."""
+    """Its header without id, and with marks for rows and sizes: requests of one kind may be joined."""
     rows: int
     """The first dimension of each of its inputs."""
     id: bytes
@@ -52,63 +58,51 @@ def read_share(body: memoryview, framing: Framing, limits: HeaderLimits) -> Gene
     All inputs and outputs are binary, and the inputs have the same first dimension. That each blob has exactly the
     elements of its shape is proved here, so that no request can take the rows of another. Yields after each step.
     """
-    request = _read(body, framing, limits)
-    if request is None:
-        return None
-    request_id = id_of(request)
-    request.id = UNSET
-    blobs = Cursor(body[framing.header_length :], *(framing.blobs or ()))
-    found: list[Tensor] = []
-    try:
-        check_names(request.inputs)
-        for index, entry in enumerate(request.inputs):
-            tensor = yield from _input(entry, index, blobs)
-            if tensor is None:
-                return None
-            found.append(tensor)
-        blobs.finish()
-        kind = printed(request)
-        selection = select(request)
-    except CodecError:
-        return None
-    rows = {tensor.shape[0] for tensor in found}
-    if len(rows) != 1 or 0 in rows or not _is_binary(selection):
-        return None
-    return Share(kind, rows.pop(), request_id, [tensor.blob for tensor in found])
-
-
-def _is_binary(selection: OutputSelection) -> bool:
-    """Whether the client wants nothing but blobs."""
-    return all(selection.named.values()) if selection.named else selection.binary_by_default
-
-
-def _read(body: memoryview, framing: Framing, limits: HeaderLimits) -> Request | None:
-    """The request in *body*, if it can be joined with others as far as its header's form goes."""
     length = framing.header_length
     if not length or length > min(limits.max_header_bytes, SHARE_HEADER_BYTES, len(body)):
         return None
-    request = messages.read(Request, bytes(body[:length]))
-    if request is None or not request.inputs or len(request.inputs) > limits.max_tensors:
+    try:
+        request = yield from read_request(bytes(body[:length]), limits.max_tensors)
+        tensors = yield from _marked(request, Cursor(body[length:], *(framing.blobs or ())))
+        request_id = id_of(request)
+        request.pop("id", None)
+        kind = _print_sorted(request)
+        selection = select(request)
+    except CodecError:
         return None
+    is_binary = all(selection.named.values()) if selection.named else selection.binary_by_default
+    is_known = _is_known(request, (*request["inputs"], *(request.get("outputs") or ())))
     # the requests of a sequence come one after the other
-    return None if request.parameters and "sequence_id" in request.parameters else request
+    is_of_sequence = "sequence_id" in (request.get("parameters") or ())
+    rows = {tensor.shape[:1] for tensor in tensors}
+    if len(rows) != 1 or rows & {(), (0,)} or is_of_sequence or not (is_binary and is_known):
+        return None
+    return Share(kind, tensors[0].shape[0], request_id, [tensor.blob for tensor in tensors])
 
 
-def _input(entry: Entry, index: int, blobs: Cursor) -> Generator[None, None, Tensor | None]:
-    """The input *entry*, whose bytes are taken off *blobs*; None if it has no rows, or is not binary.
+def _marked(request: Request, blobs: Cursor) -> Generator[None, None, list[Tensor]]:
+    """The inputs of *request*, in which marks take the place of rows and sizes; none if one of them is not binary.
 
-    Takes rows and size out of the entry. Raises `CodecError` if its bytes are not those of its shape.
+    Raises `CodecError` if the bytes of one are not those of its shape.
     """
-    size = binary_size(entry, index)
-    if size is None or entry.data is not UNSET:
-        return None
-    tensor = announced(entry, index, size, blobs)
-    if not tensor.shape:
-        return None
-    if tensor.datatype.kind is BYTES:
-        yield from elements.check_elements(tensor.blob, element_count(tensor.shape), tensor, utf8=False)
-    _describe(entry, (0, *tensor.shape[1:]), _NONE)
-    return tensor
+    check_names(request["inputs"])
+    tensors: list[Tensor] = []
+    for index, entry in enumerate(request["inputs"]):
+        size = binary_size(entry, index)
+        if size is None or "data" in entry:
+            return []
+        tensor = announced(entry, index, size, blobs)
+        if tensor.datatype.kind is BYTES:
+            yield from elements.check_elements(tensor.blob, element_count(tensor.shape), tensor, utf8=False)
+        _mark(entry, tensor.shape)
+        tensors.append(tensor)
+    blobs.finish()
+    return tensors
+
+
+def _is_known(message: Request | Answer, entries: Iterable[Entry]) -> bool:
+    """Whether the protocol knows all members of *message* and of its *entries*; others may say something of rows."""
+    return all(map(_KNOWN.issuperset, (message, *entries)))
 
 
 def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memoryview]]:
@@ -117,11 +111,8 @@ def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memory
     The joined request has the id *request_id* if any of *shares* has an id, so that the answer says whose it is. The
     blobs of *shares* become views of the joined blobs, and no longer hold what clients have sent.
     """
-    request = messages.read(Request, shares[0].kind)
-    assert request is not None
-    rows = sum(share.rows for share in shares)
     blobs: list[memoryview] = []
-    for index, entry in enumerate(request.inputs):
+    for index in range(len(shares[0].blobs)):
         blob = memoryview(b"".join([share.blobs[index] for share in shares]))
         blobs.append(blob)
         start = 0
@@ -130,12 +121,9 @@ def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memory
             share.blobs[index] = blob[start : start + len(sent)]
             start += len(sent)
             sent.release()
-        shape = parse_shape(bytes(entry.shape))  # type: ignore[arg-type]  # `_describe` has written it
-        assert shape is not None
-        _describe(entry, (rows, *shape[1:]), Raw(b"%d" % len(blob)))
-    if any(share.id for share in shares):
-        request.id = Raw(msgspec.json.encode(request_id))
-    return printed(request), blobs
+    has_id = any(share.id for share in shares)
+    joined_id = msgspec.json.encode(request_id) if has_id else b""
+    return _filled(shares[0].kind, joined_id, sum(share.rows for share in shares), blobs), blobs
 
 
 def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list[Reply]]:
@@ -145,14 +133,16 @@ def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list
     by one. Yields after each step. Raises `CodecError` for an output whose first dimension is not the sum of the rows.
     """
     rows = [share.rows for share in shares]
-    header = b"".join(reply.header)
-    answer = messages.read(Answer, header)
-    if answer is None or len(answer.outputs) != len(reply.outputs):
+    answer = yield from read_answer(b"".join(reply.header), len(reply.outputs))
+    if not _is_known(answer, answer["outputs"]):
         raise CodecError("the answer has members that cannot be divided")
-    for output in reply.outputs:
+    for entry, output in zip(answer["outputs"], reply.outputs, strict=True):
         if not output.shape or output.shape[0] != sum(rows):
             words = f"output {output.name!r} has shape {list(output.shape)} for a batch of {sum(rows)} rows"
             raise CodecError(words)
+        _mark(entry, output.shape)
+    answer.pop("id", None)
+    header = _print_sorted(answer)
     for share in shares:
         release(share.blobs)
     pieces: list[list[memoryview]] = []
@@ -162,8 +152,8 @@ def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list
         pieces.append((yield from _cut(blob, output.datatype, element_count(output.shape[1:]), rows)))
         del blob
     replies: list[Reply] = []
-    for number, share in enumerate(shares):
-        replies.append(_part(reply, header, share, [cut[number] for cut in pieces]))
+    for share, *blobs in zip(shares, *pieces, strict=True):
+        replies.append(_part(reply, header, share, blobs))
         yield
     return replies
 
@@ -188,25 +178,26 @@ def _cut(
 
 
 def _part(reply: Reply, header: bytes, share: Share, blobs: list[memoryview]) -> Reply:
-    """The part of *reply*, whose JSON is *header*, that *share* gets; its outputs are *blobs*."""
-    answer = messages.read(Answer, header)
-    assert answer is not None  # `divided` has read the same text
+    """The part of *reply* that *share* gets; *header* is its JSON with marks, and its outputs are *blobs*."""
     outputs: list[ReplyOutput] = []
     nonfinite = 0
-    for entry, output, blob in zip(answer.outputs, reply.outputs, blobs, strict=True):
-        size = Raw(b"%d" % len(blob))
-        shape = (share.rows, *output.shape[1:])
-        _describe(entry, shape, size)
-        parameters = {**output.parameters, "binary_data_size": size}
-        outputs.append(ReplyOutput(output.name, output.datatype, shape, parameters, [blob]))
+    for output, blob in zip(reply.outputs, blobs, strict=True):
+        outputs.append(ReplyOutput(output.name, output.datatype, (share.rows, *output.shape[1:]), [blob]))
         if reply.nonfinite and output.datatype.kind is FLOAT:
             values = output.datatype.view(blob)
             nonfinite += len(values) - int(np.count_nonzero(output.datatype.is_finite(values)))  # type: ignore[misc]
-    answer.id = Raw(share.id) if share.id else UNSET
-    return Reply([printed(answer)], outputs, nonfinite)
+    return Reply([_filled(header, share.id, share.rows, blobs)], outputs, nonfinite)
 
 
-def _describe(entry: Entry, shape: tuple[int, ...], size: Raw) -> None:
-    """Say in *entry* that it has this *shape*, and *size* bytes."""
-    entry.shape = Raw(msgspec.json.encode(shape))
-    entry.parameters = {**(entry.parameters or {}), "binary_data_size": size}
+def _mark(entry: Entry, shape: tuple[int, ...]) -> None:
+    """Put marks for rows and size into *entry*, whose tensor has this *shape*."""
+    entry["shape"] = Raw(b"[%b]" % b",".join([_ROWS, *[b"%d" % size for size in shape[1:]]]))
+    entry["parameters"] = {**(entry.get("parameters") or {}), "binary_data_size": Raw(_SIZE)}
+
+
+def _filled(header: bytes, message_id: bytes, rows: int, blobs: Sequence[memoryview]) -> bytes:
+    """*header* for so many *rows* in *blobs*, and with *message_id*, unless that is empty."""
+    beginning, *texts_behind = header.replace(_ROWS, b"%d" % rows).split(_SIZE)
+    sizes = [b"%d%b" % (len(blob), text) for blob, text in zip(blobs, texts_behind, strict=True)]
+    filled = b"".join([beginning, *sizes])
+    return b'{"id":%b,%b' % (message_id, filled[1:]) if message_id else filled

@@ -7,12 +7,12 @@ here: the data, and what the parameters mean.
 from typing import Annotated
 
 import msgspec
-from msgspec import UNSET
+from msgspec import Raw
 
 from gateway.codec.inference import label_of
 from gateway.codec.json.members import excerpt
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
-from gateway.codec.v2.messages import Description, Text, text_of
+from gateway.codec.v2.messages import Entry, text_of
 from gateway.errors import CodecError
 
 MAX_RANK = 64
@@ -35,35 +35,36 @@ _SHAPES = {
 }
 
 
-def name_of(entry: Description, section: str, index: int) -> str:
+def name_of(entry: Entry, section: str, index: int) -> str:
     """The tensor's name (protocol 2.2); *entry* is number *index* of its *section*, `input` or `output`.
 
     Raises `CodecError` if it is no string, and the functions below for what they do not expect.
     """
-    name = text_of(entry.name)
+    name = text_of(entry.get("name"))
     if name is None:
-        raise CodecError(f"{section} {index}: name must be a string, got {_shown(entry.name)}")
+        raise CodecError(f"{section} {index}: name must be a string, got {_shown(entry.get('name'))}")
     return name
 
 
-def datatype_of(entry: Description, section: str, tensor: str) -> Datatype:
+def datatype_of(entry: Entry, section: str, tensor: str) -> Datatype:
     """The datatype of the *tensor* with this name: one of fourteen."""
-    text = bytes(entry.datatype) if entry.datatype is not UNSET else b""
-    datatype = _BY_TEXT.get(text) or DATATYPES.get(text_of(entry.datatype) or "")
+    text = entry.get("datatype")
+    datatype = _BY_TEXT.get(bytes(text or b"")) or DATATYPES.get(text_of(text) or "")
     if datatype is None:
-        name = (text_of(entry.datatype) or "").upper()
+        name = (text_of(text) or "").upper()
         hint = f'; datatypes are in upper case, "{name}"' if name in DATATYPES else ""
         label, names = label_of(section, tensor), " ".join(DATATYPES)
-        raise CodecError(f"{label}: datatype must be one of {names}, got {_shown(entry.datatype)}{hint}")
+        raise CodecError(f"{label}: datatype must be one of {names}, got {_shown(text)}{hint}")
     return datatype
 
 
-def shape_of(entry: Description, section: str, tensor: str) -> tuple[int, ...]:
+def shape_of(entry: Entry, section: str, tensor: str) -> tuple[int, ...]:
     """The shape of the *tensor* with this name: a list of integers >= 0."""
-    shape = parse_shape(bytes(entry.shape)) if entry.shape is not UNSET else None
+    text = entry.get("shape")
+    shape = parse_shape(bytes(text or b""))
     if shape is None:
         expected = f"a list of at most {MAX_RANK} integers >= 0"
-        raise CodecError(f"{label_of(section, tensor)}: shape must be {expected}, got {_shown(entry.shape)}")
+        raise CodecError(f"{label_of(section, tensor)}: shape must be {expected}, got {_shown(text)}")
     return shape
 
 
@@ -78,5 +79,5 @@ def parse_shape(raw: bytes, lowest: int = 0) -> tuple[int, ...] | None:
     return None if 0 in shape and lowest == 0 and b"-" in raw else shape  # with a minus sign even 0 is refused
 
 
-def _shown(value: Text) -> str:
-    return "none" if value is UNSET else excerpt(bytes(value))
+def _shown(value: Raw | None) -> str:
+    return "none" if value is None else excerpt(bytes(value))

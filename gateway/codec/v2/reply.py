@@ -18,8 +18,6 @@ class ReplyOutput(msgspec.Struct, frozen=True):
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    parameters: dict[str, msgspec.Raw]
-    """The parameters that the backend gave it; `binary_data_size` may be among them."""
     blobs: list[memoryview]
     """Its values, in one or several pieces."""
 

@@ -10,7 +10,7 @@ from itertools import chain
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw
 
 from gateway.codec.inference import (
     BytesPolicy,
@@ -27,7 +27,8 @@ from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors import elements, number_printing
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, element_count
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
-from gateway.codec.v2.messages import LATER, LIST_LATER, Entry, Parameters, printed, text_of
+from gateway.codec.v2.ids import is_absent
+from gateway.codec.v2.messages import LATER, LIST_LATER, Entry, Request, printed, text_of
 from gateway.codec.v2.request_reading import (
     RequestReading,
     announced,
@@ -83,19 +84,19 @@ class InferRequest(PiecedJson):
             return None
         request = text.request
         selection = select(request)
-        check_names(request.inputs)
+        check_names(request["inputs"])
         is_small = text.n_bytes <= SINGLE_PIECE_BYTES
         binary: list[tuple[Entry, Tensor]] = []
         later: list[memoryview | Tensor] = []
-        for index, entry in enumerate(request.inputs):
+        for index, entry in enumerate(request["inputs"]):
             values = source(entry, index, text.spans)
             if isinstance(values, int):
-                tensor = _in_form(entry, announced(entry, index, values, text.blobs), request.parameters, policy)
+                tensor = _in_form(entry, announced(entry, index, values, text.blobs), request, policy)
                 binary.append((entry, tensor))
                 if not is_small:
                     later.append(tensor)
             elif values is not None and text.spans:
-                entry.data = _LATER
+                entry["data"] = _LATER
                 later.append(values)
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
                 yield
@@ -105,9 +106,9 @@ class InferRequest(PiecedJson):
         request_id = id_of(request)
         sent_id = b"" if "id" in policy.leave_out else request_id or own_id
         if own_id and not request_id:  # protocol 4.10
-            request.id = Raw(own_id)
+            request["id"] = Raw(own_id)
         for key in policy.leave_out:
-            setattr(request, key, UNSET)
+            request.pop(key, None)  # type: ignore[misc]
         segments = _with_values(printed(request), later)
         small_json = b"".join(segments) if is_small else None  # type: ignore[arg-type]  # which has no tensors
         inputs = [tensor for _, tensor in binary]
@@ -156,7 +157,7 @@ def _fill_in(binary: list[tuple[Entry, Tensor]], policy: TensorPolicy, *, is_sma
         if tensor.datatype.kind is BYTES:
             yield from _check_strings(tensor, policy)
         array_text = _array_text(tensor, policy) if is_small else None
-        entry.data = LIST_LATER if array_text is None else Raw(array_text)
+        entry["data"] = LIST_LATER if array_text is None else Raw(array_text)
         if tensor.datatype.kind is FLOAT and _may_be_nonfinite(array_text, policy):
             nonfinite += yield from check_finite(tensor, policy.nonfinite)
         if index % CHECKED_TENSORS == 0:
@@ -172,28 +173,25 @@ def _with_values(text: bytes, later: list[memoryview | Tensor]) -> list[bytes | 
     return [beginning, *chain.from_iterable(zip(later, texts_behind, strict=True))]
 
 
-def _in_form(entry: Entry, tensor: Tensor, of_request: Parameters | UnsetType | None, policy: TensorPolicy) -> Tensor:
-    """Say in *entry* what the values of *tensor* will be in JSON; *of_request* are the request's parameters.
+def _in_form(entry: Entry, tensor: Tensor, request: Request, policy: TensorPolicy) -> Tensor:
+    """Say in *entry*, which is an input of *request*, what the values of *tensor* will be in JSON.
 
     Returns *tensor*, with the content type by which its values are printed.
     """
     if tensor.datatype.kind is BYTES and policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
-        content_type = _content_type(entry.parameters, of_request)
-        if content_type:
+        content_type = _content_type(entry) or _content_type(request)
+        if content_type and text_of(Raw(content_type)) != "base64":
             return msgspec.structs.replace(tensor, content_type=content_type)
-        entry.parameters = {**(entry.parameters or {}), "content_type": _BASE64}
+        entry["parameters"] = {**(entry.get("parameters") or {}), "content_type": _BASE64}
     elif is_half_precision(tensor.datatype) and policy.half_precision is HalfPrecision.PROMOTE:
-        entry.datatype = _PROMOTED
+        entry["datatype"] = _PROMOTED
     return tensor
 
 
-def _content_type(*said: Parameters | UnsetType | None) -> bytes:
-    """The first `content_type` in *said*, as JSON text; empty for base64, or if there is none (protocol 3.5)."""
-    for parameters in said:
-        value = parameters.get("content_type", UNSET) if parameters else UNSET
-        if value is not UNSET and bytes(value) not in (b"null", b'""'):
-            return b"" if text_of(value) == "base64" else bytes(value)
-    return b""
+def _content_type(said: Entry | Request) -> bytes:
+    """The parameter `content_type`, as JSON text; empty if there is none (protocol 3.5)."""
+    value = bytes((said.get("parameters") or {}).get("content_type", b""))
+    return b"" if is_absent(value) else value
 
 
 def _becomes_base64(tensor: Tensor, policy: TensorPolicy) -> bool:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
 import msgspec
-from msgspec import UNSET
 
 from gateway.codec.inference import (
     DEFAULT_LIMITS,
@@ -19,7 +18,7 @@ from gateway.codec.inference import (
     label_of,
 )
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
-from gateway.codec.json.members import HELD_PER_BYTE, excerpt, protect_literals, split_object
+from gateway.codec.json.members import HELD_PER_BYTE, excerpt
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
 from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.json.scanner import Scanner
@@ -29,7 +28,7 @@ from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
 from gateway.codec.v2.ids import is_absent
-from gateway.codec.v2.messages import Entry, Request, check_count, text_of
+from gateway.codec.v2.messages import Entry, Request, label_of_entry, take_parameter, text_of
 from gateway.errors import CodecError, TooLargeError
 
 _PARAMETER_KEY = re.compile(rb'"binary_data(?:_size|_output)?"[ \t\r\n]{0,32}:')
@@ -41,7 +40,7 @@ _WORDS = (b"binary_data", b"\\")
 
 _DATA_OR_ESCAPE = re.compile(rb'"data"|\\u')
 _SIZE_DIGITS = 20
-_FLAGS = {b"true": True, b"false": False}
+_FLAGS = {b"true": True, b"false": False, b"null": None}
 _NULL = b"null"
 _NO_BYTES = memoryview(b"")
 
@@ -54,9 +53,6 @@ Reserve = Callable[[int], None]
 
 def reserve_nothing(_: int) -> None:
     """Reserve without a budget."""
-
-
-_Splitting = Generator[None, None, tuple[bytes, list[memoryview], int]]
 
 
 class RequestText(msgspec.Struct, frozen=True):
@@ -95,26 +91,22 @@ def read_request(
     *unjudged*: None is returned for JSON without a header length that does not use the extension, right or wrong
     (protocol 1.6), unless it has one of these members. Raises `CodecError`, and of these `TooLargeError`.
     """
-    n_bytes = _json_bytes(body, header_length)
+    _check_length(body, header_length)
     if header_length is not None:
         unjudged = None
     elif unjudged is not None and not unjudged and not (yield from contains(body, _WORDS, _PARAMETER_KEY_OR_ESCAPE)):
         return None
-    request: Request | None = None
-    spans: list[memoryview] = []
-    text = bytes(body[:n_bytes]) if n_bytes <= limits.max_header_bytes else b""
-    if text and _is_read_whole(text):
-        reserve(n_bytes * HELD_PER_BYTE)
-        reserve = reserve_nothing
-        request = messages.read(Request, text)
-        if header_length is None:  # blanks behind the JSON may be a blob
-            n_bytes = len(text.rstrip(SPACE))
-    if request is None:
-        request, spans, n_bytes = yield from _any_request(body, header_length, limits, reserve, unjudged)
-    if request is None or not (unjudged is None or _is_judged(request, unjudged)):
+    try:
+        request, spans, n_bytes = yield from _request(body, header_length, limits, reserve)
+    except CodecError as error:
+        if header_length is not None and not isinstance(error, TooLargeError):
+            raise CodecError(f"{error}{(yield from _length_hint(body, header_length, limits))}") from None
+        # JSON that is not judged may be wrong, unless it was plainly meant to be binary
+        if unjudged is None or (yield from contains(body, _WORDS[:1], _PARAMETER_KEY)):
+            raise
         return None
-    check_count(request.inputs, "inputs", limits.max_tensors)
-    check_count(request.outputs, "outputs", limits.max_tensors)
+    if unjudged is not None and not _is_judged(request, unjudged):
+        return None
     behind = body[n_bytes:]
     if header_length is None:
         behind = _blobs_behind(request, behind, recover=recover)
@@ -122,43 +114,36 @@ def read_request(
     return RequestText(request, Cursor(behind, *blobs), is_recovered, spans, len(body) + sum(map(len, blobs)))
 
 
-def _json_bytes(body: memoryview, header_length: int | None) -> int:
-    """How many bytes of *body* the client says are JSON; all, if it does not say."""
-    n_bytes = len(body) if header_length is None else header_length
-    if not n_bytes and not body:  # protocol 1.6
+def _check_length(body: memoryview, header_length: int | None) -> None:
+    """Raise `CodecError` if *body* has nothing, or less than its JSON."""
+    if not body and not header_length:  # protocol 1.6
         raise CodecError("empty request body")
-    if n_bytes > len(body):  # protocol 1.2
+    if header_length is not None and header_length > len(body):  # protocol 1.2
         raise CodecError(
-            f"{HEADER_LENGTH} is {n_bytes}, but the whole body has {len(body)} bytes; "
+            f"{HEADER_LENGTH} is {header_length}, but the whole body has {len(body)} bytes; "
             "it counts the JSON header before compression"
         )
-    return n_bytes
 
 
-def _any_request(
-    body: memoryview,
-    header_length: int | None,
-    limits: HeaderLimits,
-    reserve: Reserve,
-    unjudged: Collection[str] | None,
-) -> Generator[None, None, tuple[Request | None, list[memoryview], int]]:
-    """A request that the structs may refuse, see `read_request`; None for what is not judged and cannot be read."""
-    is_judged = unjudged is None
-    try:
-        text, spans, n_bytes = yield from _split(body, header_length, limits, reserve)
-        request = messages.read(Request, text)
-        if request is None:
-            yield
-            is_judged = is_judged or _has_member(text, unjudged or ())
-            request = yield from messages.uncommon_request(text, limits.max_tensors)
-            yield
-    except CodecError as error:
-        if header_length is not None and not isinstance(error, TooLargeError):
-            raise CodecError(f"{error}{(yield from _length_hint(body, header_length, limits))}") from None
-        if is_judged or (yield from contains(body, _WORDS[:1], _PARAMETER_KEY)):  # which was plainly meant to be binary
-            raise
-        return None, [], 0
-    return request, spans, n_bytes
+def _request(
+    body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve
+) -> Generator[None, None, tuple[Request, list[memoryview], int]]:
+    """The request, see `read_request`, the texts of `data` that were passed by, and where the JSON ends in *body*."""
+    n_bytes = len(body) if header_length is None else header_length
+    text = bytes(body[:n_bytes]) if n_bytes <= limits.max_header_bytes else b""
+    if text and _is_read_whole(text):
+        reserve(n_bytes * HELD_PER_BYTE)
+        reserve = reserve_nothing
+        try:
+            request = yield from messages.read_request(text, limits.max_tensors)
+        except CodecError:
+            if header_length is not None and not _DATA_OR_ESCAPE.search(text):
+                raise
+            # the scanner finds the end of the JSON, and passes by data that is none
+        else:  # blanks behind the JSON may be a blob
+            return request, [], n_bytes if header_length is not None else len(text.rstrip(SPACE))
+    text, spans, n_bytes = yield from _split(body, header_length, limits, reserve)
+    return (yield from messages.read_request(text, limits.max_tensors)), spans, n_bytes
 
 
 def _is_read_whole(text: bytes) -> bool:
@@ -168,15 +153,11 @@ def _is_read_whole(text: bytes) -> bool:
     return len(text) <= SINGLE_PIECE_BYTES and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
 
 
-def _split(body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve) -> _Splitting:
+def _split(
+    body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve
+) -> Generator[None, None, tuple[bytes, list[memoryview], int]]:
     """The JSON with numbers in place of each input's `data`, the text of each, and where the JSON ends in the body."""
-    text = body[:header_length]
-    if header_length is not None and header_length <= limits.max_header_bytes:
-        header = bytes(text)
-        if not _DATA_OR_ESCAPE.search(header):
-            reserve(header_length * HELD_PER_BYTE)
-            return header, [], header_length
-    scanner = yield from _scanned(text, limits, is_whole=header_length is not None)
+    scanner = yield from _scanned(body[:header_length], limits, is_whole=header_length is not None)
     yield from scanner.finish()
     if header_length is not None and scanner.trailing_bytes():
         raise CodecError("malformed JSON: trailing characters")
@@ -217,25 +198,19 @@ def _length_hint(body: memoryview, header_length: int, limits: HeaderLimits) -> 
     return f"; the JSON ends after {end} bytes, but {HEADER_LENGTH} is {header_length}: is it too {size}?"
 
 
-def _has_member(text: bytes, members: Collection[str]) -> bool:
-    """Whether the JSON object *text*, which may be no request, has any of these *members*."""
-    found = split_object(protect_literals(text)[0]) if members else {}
-    return any(member in found for member in members)
-
-
 def _is_judged(request: Request, unjudged: Collection[str]) -> bool:
     """Whether *request* is judged: it uses one of the extension's parameters, or has a member of *unjudged*."""
     return (
-        "binary_data_output" in (request.parameters or ())
-        or any("binary_data_size" in (entry.parameters or ()) for entry in request.inputs)
-        or any("binary_data" in (entry.parameters or ()) for entry in request.outputs or ())
-        or any(getattr(request, member) is not UNSET for member in unjudged)
+        "binary_data_output" in (request.get("parameters") or ())
+        or any("binary_data_size" in (entry.get("parameters") or ()) for entry in request["inputs"])
+        or any("binary_data" in (entry.get("parameters") or ()) for entry in (request.get("outputs") or ()))
+        or any(member in request for member in unjudged)
     )
 
 
 def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memoryview:
     """The *blobs* behind JSON whose length the client did not say (protocol section 6). Raises `CodecError`."""
-    sizes = [binary_size(entry, index) for index, entry in enumerate(request.inputs)]
+    sizes = [binary_size(entry, index) for index, entry in enumerate(request["inputs"])]
     expected = sum(size or 0 for size in sizes)
     if expected == 0 and len(blobs) <= PIECE_BYTES and not bytes(blobs).strip(SPACE):
         return blobs[:0]
@@ -251,7 +226,7 @@ def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memo
 
 def id_of(request: Request) -> bytes:
     """The client's id as JSON text; empty if it sent none."""
-    text = b"" if request.id is UNSET else bytes(request.id)
+    text = bytes(request.get("id", b""))
     return b"" if is_absent(text) else text
 
 
@@ -261,17 +236,18 @@ def select(request: Request) -> OutputSelection:
     Raises `CodecError` for what the client cannot mean.
     """
     by_default = bool(_flag(request, "binary_data_output", ""))
-    if not request.outputs:
+    outputs = request.get("outputs")
+    if not outputs:
         return UNLISTED[by_default]
     named: dict[str, bool] = {}
     in_shared_memory: frozenset[str] = frozenset()
-    for index, entry in enumerate(request.outputs):
+    for index, entry in enumerate(outputs):
         name = name_of(entry, "output", index)
         if name in named:  # protocol 2.6
             raise CodecError(f"{label_of('output', name)} is requested more than once")
         flag = _flag(entry, "binary_data", name)
         named[name] = by_default if flag is None else flag  # protocol 4.1
-        if entry.parameters and bytes(entry.parameters.get("shared_memory_region", _NULL)) != _NULL:  # protocol 4.5
+        if bytes((entry.get("parameters") or {}).get("shared_memory_region", _NULL)) != _NULL:  # protocol 4.5
             in_shared_memory |= {name}
             named[name] = False
     return OutputSelection(by_default, named, in_shared_memory)
@@ -282,30 +258,18 @@ def _flag(said: Request | Entry, key: str, output: str) -> bool | None:
 
     Raises `CodecError` for anything else (protocol 4.2).
     """
-    if not said.parameters or key not in said.parameters:
-        return None
-    value = bytes(said.parameters.pop(key))
-    if not said.parameters:
-        said.parameters = UNSET
-    if value == _NULL:
-        return None
+    value = take_parameter(said, key)
     if value not in _FLAGS:
-        where = f"{label_of('output', output)}: " if isinstance(said, Entry) else ""
+        where = f"{label_of('output', output)}: " if key == "binary_data" else ""
         raise CodecError(f"{where}{key}: expected true or false, got {excerpt(value)}")
     return _FLAGS[value]
-
-
-def label_of_input(entry: Entry, index: int) -> str:
-    """How errors call the input *entry*, number *index*."""
-    name = text_of(entry.name)
-    return f"input {index}" if name is None else label_of("input", name)
 
 
 def check_names(inputs: list[Entry]) -> None:
     """Raise `CodecError` for two inputs of one name (protocol 2.6)."""
     names = set()
     for entry in inputs if len(inputs) > 1 else ():
-        name = text_of(entry.name)
+        name = text_of(entry.get("name"))
         if name is not None and name in names:
             raise CodecError(f"{label_of('input', name)} is given more than once")
         names.add(name)
@@ -319,19 +283,18 @@ def source(entry: Entry, index: int, spans: list[memoryview]) -> memoryview | in
     """
     size = binary_size(entry, index)
     data = None
-    if entry.data is not UNSET:
-        data = spans[int(bytes(entry.data))] if spans else memoryview(entry.data)
+    if "data" in entry:
+        data = spans[int(bytes(entry["data"]))] if spans else memoryview(entry["data"])
         if len(data) < 64 and bytes(data).strip(SPACE) == _NULL:
-            data, entry.data = None, UNSET
-    parameters = entry.parameters or {}
-    given = (data is not None) + (size is not None) + ("shared_memory_region" in parameters)
+            data = None
+            del entry["data"]
+    given = (data is not None) + (size is not None) + ("shared_memory_region" in (entry.get("parameters") or ()))
     if given != 1:
         raise CodecError(
-            f"{label_of_input(entry, index)}: Input must set only one of the following fields: 'data', "
+            f"{label_of_entry(entry, 'input', index)}: Input must set only one of the following fields: 'data', "
             f"'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'; got {given or 'none'} of them"
         )
-    if parameters.pop("binary_data_size", None) is not None and not parameters:
-        entry.parameters = UNSET
+    take_parameter(entry, "binary_data_size")
     return data if size is None else size
 
 
@@ -364,12 +327,12 @@ def declared(entry: Entry, index: int, blob: memoryview) -> Tensor:
 
 def binary_size(entry: Entry, index: int) -> int | None:
     """`binary_data_size` of the input *entry*; None if it has none (protocol 2.3). Raises `CodecError`."""
-    value = bytes(entry.parameters.get("binary_data_size", _NULL)) if entry.parameters else _NULL
+    value = bytes((entry.get("parameters") or {}).get("binary_data_size", _NULL))
     if value.isdigit() and len(value) <= _SIZE_DIGITS:
         return int(value)
     if value == _NULL:
         return None
-    label = label_of_input(entry, index)
+    label = label_of_entry(entry, "input", index)
     raise CodecError(f"{label}: binary_data_size must be an integer >= 0, got {excerpt(value)}")
 
 

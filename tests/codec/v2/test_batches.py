@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -121,7 +120,7 @@ def output(array: Any, datatype: str = "FP32", pieces: int = 1, shape: tuple[int
     blob = array if isinstance(array, bytes) else array.tobytes()
     step = max(1, len(blob) // pieces)
     blobs = [memoryview(blob[start : start + step]) for start in range(0, len(blob), step)] or [memoryview(b"")]
-    return ReplyOutput("y", DATATYPES[datatype], shape or array.shape, {"p": msgspec.Raw(b"2")}, blobs)
+    return ReplyOutput("y", DATATYPES[datatype], shape or array.shape, blobs)
 
 
 @given(

@@ -59,7 +59,7 @@ def test_shape_of_a_models_metadata_may_have_variable_dimensions() -> None:
 @pytest.mark.rule("2.2")
 @pytest.mark.parametrize("entry", [Entry(), *(Entry(name=Raw(text)) for text in (b"7", b"null", b'["x"]', b"NaN"))])
 def test_name_has_to_be_a_string(entry: Entry) -> None:
-    assert text_of(entry.name) is None
+    assert text_of(entry.get("name")) is None
     with pytest.raises(CodecError, match=r"^output 3: name must be a string, got "):
         name_of(entry, "output", 3)
 
