@@ -6,7 +6,7 @@ writes and reads it for servers that speak something else.
 `compression` is what a body may be wrapped in.
 
 Long work is a generator that yields after every bounded step, so that a caller on an event loop can let others run;
-`run` drives such a generator to its end.
+`run` drives such a generator to its end. What others use of the codec is imported here.
 """
 
 from collections.abc import Generator
@@ -35,22 +35,19 @@ from gateway.codec.dialects.description import (
     v2_server_metadata,
 )
 from gateway.codec.dialects.dialect import Dialect
-from gateway.codec.dialects.paths import AnswerForm, find, steps_of, tree_of
+from gateway.codec.dialects.paths import AnswerForm, steps_of, tree_of
 from gateway.codec.dialects.request import DialectRequest
-from gateway.codec.dialects.tensorflow import DEFAULT_SIGNATURE
 from gateway.codec.inference import (
     BytesPolicy,
     HalfPrecision,
     HeaderLimits,
     NonFinite,
     OutputSelection,
-    Tensor,
     TensorPolicy,
     label_of,
     release,
 )
 from gateway.codec.json.member_finder import MemberReplacer
-from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
 from gateway.codec.v2.answer import WHOLE_BYTES, InferAnswer
 from gateway.codec.v2.batches import Share, divided, joined, read_share
@@ -65,70 +62,6 @@ from gateway.codec.v2.sequence import find_sequence_id
 from gateway.codec.v2.server_metadata import with_extension
 
 T = TypeVar("T")
-
-__all__ = [
-    "DATATYPES",
-    "DEFAULT_SIGNATURE",
-    "DIALECTS",
-    "HEADER_LENGTH",
-    "HELD_PER_BYTE",
-    "MAX_RANK",
-    "NAMELESS_INPUT",
-    "WHOLE_BYTES",
-    "AnswerForm",
-    "Body",
-    "BytesPolicy",
-    "Coding",
-    "Datatype",
-    "Dialect",
-    "DialectAnswer",
-    "DialectRequest",
-    "Framing",
-    "HalfPrecision",
-    "HeaderLimits",
-    "InferAnswer",
-    "InferRequest",
-    "Inflater",
-    "Kind",
-    "MemberReplacer",
-    "ModelDescription",
-    "NonFinite",
-    "OutputSelection",
-    "Reply",
-    "RequestReading",
-    "Share",
-    "Template",
-    "Tensor",
-    "TensorDescription",
-    "TensorPolicy",
-    "WrittenRequest",
-    "choose_coding",
-    "compressed",
-    "divided",
-    "error_body",
-    "find",
-    "find_header_length",
-    "find_sequence_id",
-    "half_precision_outputs",
-    "inflated_beginning",
-    "joined",
-    "label_of",
-    "missing_datatype",
-    "parse_content_encoding",
-    "parse_framing",
-    "read_raw",
-    "read_request",
-    "read_share",
-    "release",
-    "run",
-    "steps_of",
-    "tree_of",
-    "unfit_input",
-    "unknown_output",
-    "v2_metadata",
-    "v2_server_metadata",
-    "with_extension",
-]
 
 
 def run(steps: Generator[None, None, T]) -> T:
