@@ -81,42 +81,39 @@ def parse_framing(header_lengths: Sequence[str], content_type: str) -> Framing:
 class Cursor:
     """Takes blobs off the binary part of a body, front to back. No other code counts offsets into it."""
 
-    __slots__ = ("_binary", "_later", "_offset", "_taken_before")
+    __slots__ = ("_buffers", "_taken")
 
-    def __init__(self, binary: memoryview, *later: memoryview) -> None:
-        """*later*: where the binary part goes on in other buffers, of which each blob lies in one."""
-        self._binary = binary
-        self._offset = 0
-        self._later = iter(later)
-        self._taken_before = 0
+    def __init__(self, *buffers: memoryview) -> None:
+        """*buffers* are the binary part; each blob lies in one of them."""
+        self._buffers = list(buffers)
+        self._taken = 0
 
     def __len__(self) -> int:
         """How many bytes are left."""
-        return len(self._binary) - self._offset
+        return sum(map(len, self._buffers))
 
     def take(self, n_bytes: int, what: object) -> memoryview:
         """The next *n_bytes* as a view. Raises `CodecError` naming *what* if they are missing (protocol 1.5)."""
-        left = len(self._binary) - self._offset
-        while left < n_bytes and not left and (following := next(self._later, None)) is not None:
-            self._taken_before += self._offset
-            self._binary, self._offset, left = following, 0, len(following)
+        buffers = self._buffers
+        while n_bytes and not buffers[0] and len(buffers) > 1:
+            del buffers[0]
+        left = len(buffers[0])
         if n_bytes > left:
             raise CodecError(
                 f"{what}: binary_data_size is {n_bytes}, but only {left} bytes of the body are left: "
                 f"{n_bytes - left} bytes missing"
             )
-        view = self._binary[self._offset : self._offset + n_bytes]
-        self._offset += n_bytes
+        view, buffers[0] = buffers[0][:n_bytes], buffers[0][n_bytes:]
+        self._taken += n_bytes
         return view
 
     def finish(self) -> None:
         """Raise `CodecError` if bytes are left over (protocol 1.5)."""
-        left = len(self._binary) - self._offset + sum(map(len, self._later))
+        left = len(self)
         if left:
-            taken = self._taken_before + self._offset
             raise CodecError(
                 f"{left} bytes left over behind the last binary input: the binary_data_size of all inputs "
-                f"add up to {taken}, the body has {taken + left} bytes behind its JSON"
+                f"add up to {self._taken}, the body has {self._taken + left} bytes behind its JSON"
             )
 
 

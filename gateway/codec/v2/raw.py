@@ -4,7 +4,6 @@ Name, datatype and shape come from the model's metadata. Here: what they say of 
 """
 
 import math
-from typing import NamedTuple
 
 import msgspec
 
@@ -44,31 +43,23 @@ def read_raw(
     *reserve* is called as by `read_request`; a BYTES element is copied behind its length, and its copy counts too.
     Yields after each step of work. Raises `CodecError`.
     """
-    header = raw_header(metadata, len(body), limits)
+    header, is_bytes = raw_header(metadata, len(body), limits)
     blob = body
-    if header.is_bytes:
+    if is_bytes:
         prefix = elements.prefix_of(len(body), "the body")
-        reserve(len(body) + len(header.text) * HELD_PER_BYTE)
+        reserve(len(body) + len(header) * HELD_PER_BYTE)
         reserve = reserve_nothing
         blob = yield from copied(body, behind=prefix)
-    text = yield from read_request(memoryview(header.text), len(header.text), limits, reserve)
+    text = yield from read_request(memoryview(header), len(header), limits, reserve)
     assert text is not None  # it is judged
     return msgspec.structs.replace(text, blobs=Cursor(blob), n_bytes=text.n_bytes + len(blob))
 
 
-class RawHeader(NamedTuple):
-    """The JSON header that the client of a raw request left out."""
-
-    text: bytes
-    is_bytes: bool
-    """Whether the body is one BYTES element, before which the caller puts its length."""
-
-
-def raw_header(metadata: bytes, body_bytes: int, limits: HeaderLimits = DEFAULT_LIMITS) -> RawHeader:
+def raw_header(metadata: bytes, body_bytes: int, limits: HeaderLimits = DEFAULT_LIMITS) -> tuple[bytes, bool]:
     """The header for a raw body of *body_bytes*, from the model's *metadata*; it asks for all outputs in binary.
 
-    Raises `CodecError` if the metadata does not say enough, says more than *limits*
-    allow, or the body does not fit it.
+    And whether the body is one BYTES element, before which the caller puts its length. Raises `CodecError` if the
+    metadata does not say enough, says more than *limits* allow, or the body does not fit it.
     """
     inputs = _read(metadata, "inputs", limits)
     if not inputs:
@@ -89,7 +80,7 @@ def raw_header(metadata: bytes, body_bytes: int, limits: HeaderLimits = DEFAULT_
         "parameters": {"binary_data_size": body_bytes + (4 if is_bytes else 0)},
     }
     text = msgspec.json.encode({"inputs": [entry], "parameters": {"binary_data_output": True}})
-    return RawHeader(text, is_bytes)
+    return text, is_bytes
 
 
 def half_precision_outputs(metadata: bytes, limits: HeaderLimits = DEFAULT_LIMITS) -> dict[str, str]:

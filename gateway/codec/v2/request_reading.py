@@ -44,9 +44,6 @@ _FLAGS = {b"true": True, b"false": False, b"null": None}
 _NULL = b"null"
 _NO_BYTES = memoryview(b"")
 
-UNLISTED = {by_default: OutputSelection(by_default) for by_default in (False, True)}
-"""What is selected by a request that lists no outputs."""
-
 Reserve = Callable[[int], None]
 """Asks for so many bytes of memory; may raise to refuse the request."""
 
@@ -238,7 +235,7 @@ def select(request: Request) -> OutputSelection:
     by_default = bool(_flag(request, "binary_data_output", ""))
     outputs = request.get("outputs")
     if not outputs:
-        return UNLISTED[by_default]
+        return OutputSelection(by_default)
     named: dict[str, bool] = {}
     in_shared_memory: frozenset[str] = frozenset()
     for index, entry in enumerate(outputs):
