@@ -70,12 +70,11 @@ class _Values:
         self.declared = declared
         self._selection = selection
         self._max_bytes = max_bytes
-        self._done_bytes = 0
 
     @property
     def held_bytes(self) -> int:
-        """What the outputs take so far. Only the last one still grows; the sum of the others is kept."""
-        return self._done_bytes + (self.opened[-1].sink.held_bytes if self.opened else 0)
+        """What the outputs take so far."""
+        return sum([value.sink.held_bytes for value in self.opened])
 
     def open(self, entry_text: Callable[[], bytes]) -> Sink:
         """The sink for the `data` of an output, by what *entry_text* has said of the output so far."""
@@ -91,8 +90,6 @@ class _Values:
         else:
             label = label_of("output", name) if name is not None else f"output {len(self.opened)}"
             value.sink = TextSink(label, value.text if is_wanted else None)
-        if self.opened:
-            self._done_bytes += self.opened[-1].sink.held_bytes
         self.opened.append(value)
         return value.sink
 
@@ -118,12 +115,8 @@ class _Values:
         value = self.opened[number]
         if value.form is None:
             # its text was kept, because its datatype and shape were not known
-            if value is not self.opened[-1]:
-                self._done_bytes -= value.sink.held_bytes
             value.form, value.sink = form, _sink_for(name, form)
             yield from pour(taken_out(value.text), value.sink)
-            if value is not self.opened[-1]:
-                self._done_bytes += value.sink.held_bytes
         elif value.form != form:
             raise CodecError(f"{labelled('output', name, *form)}: datatype or shape came twice and differ")
         assert isinstance(value.sink, NumberSink | BytesSink)

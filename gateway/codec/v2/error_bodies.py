@@ -33,7 +33,7 @@ MANY_BYTES = 1024 * 1024
 _TOLD_ABOVE = {400: MANY_BYTES, 413: 0, 415: MANY_BYTES}
 
 _HIDDEN = re.compile(r"<(script|style)\b.*?(?:</\1[^<>]*+>?|\Z)", re.IGNORECASE | re.DOTALL)
-_TITLE = re.compile(r"<title\b[^<>]*+>([^<]*+)", re.IGNORECASE)
+_TITLE = re.compile(r"<title\b[^<>]*+>[^<]*+", re.IGNORECASE)
 _TAG = re.compile(r"<[^<>]*+>?")
 _ANY = msgspec.json.Decoder()
 _TEXT = msgspec.json.Decoder(str)
@@ -123,13 +123,11 @@ def _plain_words(text: bytes) -> tuple[str, bool]:
 def _html_words(page: str) -> str:
     """The text of the first `MAX_PAGE` characters of an HTML *page* that can be seen, in at most `MAX_WORDS`.
 
-    A title that the text repeats is left out. Attributes and comments end at their first `>`.
+    A title, which most texts repeat, counts where there is no other text. Attributes and comments end at their first
+    `>`.
     """
     seen = _HIDDEN.sub(" ", page)[:MAX_PAGE]
-    title = _TITLE.search(seen)
-    body_text = _text_of(seen[: title.start()] + seen[title.end() :] if title else seen)
-    title_text = _text_of(title[1]) if title else ""
-    return body_text if title_text in body_text else f"{title_text}: {body_text}" if body_text else title_text
+    return _text_of(_TITLE.sub(" ", seen)) or _text_of(seen)
 
 
 def _text_of(page: str) -> str:

@@ -148,7 +148,7 @@ def test_length_is_told_of_every_413() -> None:
             f"{TITLE}\r\n<body>\r\n<center><h1>502 Bad Gateway</h1></center>\r\n<hr><center>nginx/1.27</center></html>",
             "502 Bad Gateway nginx/1.27",
         ),
-        (f"{TITLE}<body><p>no <b>upstream</b>\n  here</p></body></html>", "502 Bad Gateway: no upstream here"),
+        (f"{TITLE}<body><p>no <b>upstream</b>\n  here</p></body></html>", "no upstream here"),
         (f"<!DOCTYPE html>{TITLE}</html>", "502 Bad Gateway"),
         ("<html><style>p {color: red}</style><script>if (a<b) x()</script><p>a &lt; b</p></html>", "a < b"),
         ("<html><style>p</style", ""),
@@ -187,7 +187,7 @@ def test_object_that_does_not_say_what_went_wrong_has_no_words() -> None:
 def test_text_of_a_long_page_is_cut() -> None:
     page = f"{TITLE}<body>{'<p>word</p>' * 5000}</body></html>"
     _, said = answered(page.encode(), 502, "")
-    assert said.startswith("502 Bad Gateway: word word")
+    assert said.startswith("word word")
     assert MAX_WORDS - 10 < len(said) <= 2 * MAX_WORDS
 
 
