@@ -158,11 +158,13 @@ async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
     if said.dialect and backend.dialect in (AUTO, said.dialect):
         who = said.title or f"a server with `dialect: {said.dialect}`"
         return Finding(GOOD, f"{who} answers{_BINARY if said.is_binary else ''}")
-    if answer.status == 400 and await speaks_tls(endpoint):
-        return Finding(BAD, SPEAKS_TLS)
     if said.dialect:
         return Finding(BAD, f"{says}, and otherwise as {_AS[said.dialect]}: set `dialect: {said.dialect}`; {_MORE}")
-    return judge(answer, says) or Finding(BAD, f"{said.answers}: {_UNKNOWN}; {_MORE}")
+    if finding := judge(answer, says):
+        return finding
+    if answer.status == 400 and await speaks_tls(endpoint):
+        return Finding(BAD, SPEAKS_TLS)
+    return Finding(BAD, f"{said.answers}: {_UNKNOWN}; {_MORE}")
 
 
 # Why there is no answer

@@ -505,6 +505,7 @@ async def test_only_so_many_addresses_are_used(
 async def test_a_name_whose_addresses_do_not_answer_is_looked_up_again_soon_but_not_for_each_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(resolving, "REPEAT_S", 0.4)
     zone = Zone(monkeypatch, "127.0.0.1")
     upstream = upstream_to("http://models.example:1", "dns_refresh: 1h")
     await upstream.start()
@@ -654,6 +655,7 @@ async def test_a_reload_keeps_names_that_stay_and_forgets_those_that_do_not(monk
 
 
 async def test_a_shorter_dns_refresh_holds_from_the_reload_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolving, "REPEAT_S", 0.01)
     zone = Zone(monkeypatch, "10.0.0.1")
     names, _ = names_of(URL, refresh_s=3600.0)
     await names.start()
