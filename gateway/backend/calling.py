@@ -130,7 +130,7 @@ class Call(Generic[T]):
         upstream = self._upstream
         state = upstream.pick(self, now_s)
         self._note(state.endpoint, now_s)
-        deadlines = Deadlines(upstream.loop, upstream.plan.settings.timeouts, self._total_at, now_s)
+        deadlines = Deadlines(upstream.watch, self._total_at, now_s)
         is_in_flight = False
         try:
             if not (self._has_slot or upstream.connections.take_slot()):

@@ -12,6 +12,7 @@ from gateway.backend.asking import BackendRequest
 from gateway.backend.attempt import Read, Transcode
 from gateway.backend.calling import Call
 from gateway.backend.connections import Connections, Limits
+from gateway.backend.deadlines import Watch
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
 from gateway.backend.health import HealthProbes
 from gateway.backend.resolving import Names
@@ -49,6 +50,7 @@ class Upstream:
             self.tls = TlsContext.following(before.tls if before else None, f"backends.{plan.name}.tls", settings.tls)
         retry, eject = settings.retry, settings.eject
         self.loop = asyncio.get_running_loop()  # kept, because `get_running_loop` costs a system call
+        self.watch = Watch(self.loop, settings.timeouts)
         self.retry = RetryPolicy(retry.attempts, retry.budget, retry.resend_after_sent, plan.workers)
         self.ejection_rules = EjectionRules(eject.failures, eject.window, eject.for_, eject.panic_below)
         self.plan = plan
