@@ -64,8 +64,6 @@ class Upstream:
         self.recent_calls: RecentCalls = before.recent_calls if before else RecentCalls()
         speaking = before.speaking if before else Speaking(plan.name, self.endpoints, self.connections)
         self.speaking: Speaking = speaking
-        self.configured = configured(settings.dialect, settings.binary)
-        """What the backend speaks by its configuration; None if endpoints have to be asked."""
         if before is None:
             self._take_over()
 
@@ -101,6 +99,11 @@ class Upstream:
     def is_usable(self) -> bool:
         """Whether the backend has an endpoint that is not known to be down."""
         return any(state.is_up for state in self.endpoints.states)
+
+    @property
+    def configured(self) -> Spoken | None:
+        """What the backend speaks by its configuration; None if endpoints have to be asked."""
+        return configured(self.plan.settings.dialect, self.plan.settings.binary)
 
     async def spoken(self) -> Spoken:
         """What the endpoints speak: their dialect, and whether they read binary bodies. Raises `GatewayError`."""
