@@ -57,7 +57,7 @@ def test_the_command_alone_prints_the_help_with_examples() -> None:
         (["serve", "--backend", "[::1]:8000"], "did you mean `http://[::1]:8000`?"),
         (["serve", "http://x/v2"], "--backend: leave out /v2, with which the path of every request begins anyway"),
         (["serve", "http://x:8000/a/v2/models/m/infer"], "--backend: leave out /v2"),
-        (["serve", "grpc://x:8001"], "--backend: expected a URL of scheme, host and port"),
+        (["serve", "grpc://x:8001"], "--backend: expected the URL of the server's HTTP port"),
         (["serve", "http://x", "--listen", "here"], "--listen: expected host:port"),
         (["serve", "http://127.0.0.1:8080"], "this is the gateway's own listener"),  # MLServer has the same port
         (["serve", "http://127.0.0.1:8080"], "or listen on another port: --listen 127.0.0.1:8090"),
@@ -109,7 +109,7 @@ def test_a_file_that_may_not_be_read_is_one_line(tmp_path: Path) -> None:
     [
         ("http://x/v2", "endpoints[0]", "leave out /v2"),
         ("x:8000", "endpoints[0]", "did you mean `http://x:8000`?"),
-        ("grpc://x:8001", "endpoints[0]", "expected a URL of scheme, host and port"),
+        ("grpc://x:8001", "endpoints[0]", "not of its gRPC port"),
     ],
 )
 def test_check_names_the_line_of_an_odd_url(tmp_path: Path, endpoint: str, key: str, reason: str) -> None:
