@@ -14,6 +14,7 @@ from gateway.config import Address, Endpoint, Workers, inspect, inspect_bytes, j
 from gateway.config.cores import usable_cores
 from gateway.config.findings import overlap
 from gateway.config.reading import MAX_FINDINGS
+from gateway.config.warnings import MAX_COMPARED
 from gateway.config.yaml_nodes import MAX_FILE_BYTES
 from gateway.errors import ConfigError
 from tests.conftest import require_tool
@@ -303,6 +304,13 @@ def test_a_route_after_one_that_takes_all_it_matches_is_warned_of(earlier: str, 
 def test_a_route_that_may_match_something_is_not_warned_of(earlier: str, later: str) -> None:
     routes = f"routes: [{{name: x, backend: a, {earlier}}}, {{name: y, backend: a, {later}}}]\n"
     assert warnings(routes + MINIMAL) == []
+
+
+def test_so_many_routes_that_comparing_them_takes_long_are_not_compared() -> None:
+    names = (f"r{index}" for index in range(MAX_COMPARED + 5))
+    routes = [f"{{name: {name}, backend: a, models: [{name}]}}" for name in names]
+    text = f"routes: [{', '.join(routes)}, {{name: last, backend: a, models: [r0]}}]\n{MINIMAL}"
+    assert warnings(text) == []
 
 
 def test_paths_are_relative_to_the_file_and_absolute_when_loaded(

@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 from gateway.config.rules import Place, Rule
 from gateway.config.schema import Backend, BackendTls, Config, Route, Timeouts
 
+MAX_COMPARED = 500
+"""The most routes that are compared, each with all before it: half a second."""
+
 _FIRST_SEGMENTS = {"v2": "v2", "auto": "v2", "tensorflow": "v1", "mlflow": "invocations"}
 """How the paths of inferences begin."""
 
@@ -32,7 +35,7 @@ def _is_unused(at: Place) -> bool:
 def _never_matching(at: Place) -> dict[str, int]:
     """The routes that can never match, each with the index of the first route that takes all its requests."""
     found = {}
-    for index, route in enumerate(at.value):
+    for index, route in enumerate(at.value[:MAX_COMPARED]):
         cover = next((earlier for earlier in range(index) if _covers(at.value[earlier], route)), None)
         if cover is not None:
             found[f"[{index}]"] = cover
