@@ -274,14 +274,12 @@ class ClientConnection(Connection):
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio: the current request and the task are cancelled."""
         self.state = State.CLOSING
-        self.out.close()
+        super().connection_lost(exc)
         if self.serving is not None:
             self.serving.fail(client_left())
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        self.transport = None
-        self.owner.closed(self)
 
     # Clients that are too slow
 
@@ -305,12 +303,9 @@ class ClientConnection(Connection):
             return
         if self._since_s is None:
             self._since_s = now_s
-        if self.out.is_read_too_slowly(now_s, limits.client_idle):
-            self.owner.slow_connections["client_idle"] += 1
-            self.out.reset()
-        elif transport.is_closing() or self.state is State.DROPPING:
+        if transport.is_closing() or self.state is State.DROPPING:
             return
-        elif self.state is not State.SERVING:
+        if self.state is not State.SERVING:
             self._end_if_late(transport, now_s - self._since_s, limits)
         elif self.serving is not None and (words := self.serving.upload.find_slowness(now_s, limits.body_timeout)):
             self.owner.slow_connections["body_timeout"] += 1

@@ -47,16 +47,15 @@ def client_left() -> ConnectionResetError:
     return ConnectionResetError("the client closed the connection")
 
 
-class Outgoing:
+class Outgoing(asyncio.Protocol):
     """The writing half of a connection: counts bytes, waits for room, and judges whether the client reads in time.
 
-    Without `open` it behaves as if the client had left.
+    Without a transport it behaves as if the client had left.
     """
 
-    __slots__ = ("_backlog", "_has_room", "_is_lost", "_transport", "cut_reason", "written_bytes")
-
     def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
+        """The transport; None before the connection is open, and when it has ended."""
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._is_lost = False
@@ -66,10 +65,6 @@ class Outgoing:
         self.written_bytes = 0
         """How many bytes were given to the connection so far."""
 
-    def open(self, transport: asyncio.Transport) -> None:
-        """The connection is open."""
-        self._transport = transport
-
     @property
     def is_behind(self) -> bool:
         """Whether so much waits to be sent that nothing more should be written before `drain`."""
@@ -77,7 +72,7 @@ class Outgoing:
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write to the client. Raises `ConnectionResetError` when the client left."""
-        transport = self._transport
+        transport = self.transport
         if transport is None or transport.is_closing():
             raise client_left()
         self.written_bytes += len(data)
@@ -90,12 +85,12 @@ class Outgoing:
         if self._is_lost:
             raise client_left()
 
-    def hold_back(self) -> None:
-        """Let `drain` wait, because too much waits to be sent."""
+    def pause_writing(self) -> None:
+        """See asyncio: too much waits to be sent, and `drain` waits."""
         self._has_room.clear()
 
-    def go_on(self) -> None:
-        """Let `drain` return, because the client has taken so much that more may be written."""
+    def resume_writing(self) -> None:
+        """See asyncio: the client has taken so much that more may be written."""
         self._has_room.set()
 
     def reset(self) -> None:
@@ -103,19 +98,19 @@ class Outgoing:
 
         Bytes that wait to be sent are dropped.
         """
-        if self._transport is not None:
-            reset_on_close(self._transport)  # also while it is closing, with what is unsent
-            self._transport.abort()
+        if self.transport is not None:
+            reset_on_close(self.transport)  # also while it is closing, with what is unsent
+            self.transport.abort()
 
-    def close(self) -> None:
-        """The connection is gone, with what waits to be sent."""
-        self._transport = None
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio: the connection is gone, with what waits to be sent."""
+        self.transport = None
         self._is_lost = self.is_behind
-        self.go_on()
+        self._has_room.set()
 
     def is_read_too_slowly(self, now_s: float, limit_s: float) -> bool:
         """Whether the client has been behind in reading for too long; if so, `cut_reason` says why."""
-        transport = self._transport
+        transport = self.transport
         unsent = 0 if transport is None else transport.get_write_buffer_size()
         if transport is None or not unsent:
             self._backlog = None
@@ -136,7 +131,7 @@ NOBODY = Outgoing()
 """The `out` of a request that is over, and must not write to its connection any more."""
 
 
-class Connection(asyncio.Protocol, ABC):
+class Connection(Outgoing, ABC):
     """A connection as the server sees it, of any protocol."""
 
     protocol = HTTP1
@@ -144,11 +139,9 @@ class Connection(asyncio.Protocol, ABC):
 
     def __init__(self, owner: "Server") -> None:
         """Must be made on a running event loop."""
+        super().__init__()
         self.owner = owner
-        self.transport: asyncio.Transport | None = None
-        """The transport; None before the connection is open, and when it has ended."""
         self.peer = Peer("unknown", "http")
-        self.out = Outgoing()
         self.held_bytes = 0
         """How many unserved bytes the owner has counted for this connection; 0 for nearly all connections."""
 
@@ -156,17 +149,13 @@ class Connection(asyncio.Protocol, ABC):
         """See asyncio; with TLS this is called after the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.out.open(transport)
         self.peer = Peer.of(transport)
         self.owner.opened(self)
 
-    def pause_writing(self) -> None:
+    def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio."""
-        self.out.hold_back()
-
-    def resume_writing(self) -> None:
-        """See asyncio."""
-        self.out.go_on()
+        super().connection_lost(exc)
+        self.owner.closed(self)
 
     def pause_reading(self) -> None:
         """Stop reading for now. asyncio then does not notice when the client leaves, but the next look does."""
@@ -199,7 +188,7 @@ class Connection(asyncio.Protocol, ABC):
     def look(self, now_s: float, limits: Limits) -> None:
         """End the connection if the client is too slow for *limits* (docs/configuration.md, "Limits")."""
 
-    def drain(self) -> None:
+    def end_soon(self) -> None:
         """Tell the client to send no more requests, if the protocol has a message for it."""
 
     @abstractmethod

@@ -36,7 +36,7 @@ class Served(Incoming):
     def __init__(self, client: "ClientConnection", heads: Heads) -> None:
         super().__init__(heads)
         self._client: ClientConnection | None = client
-        self.out: Outgoing = client.out
+        self.out: Outgoing = client
         """Where the reply is written. Must not be kept elsewhere: `leave` replaces it by `NOBODY`."""
         self.keeps_alive = False
         """Whether the connection serves another request after this one; `Reply` may set it to False."""

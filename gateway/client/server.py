@@ -163,6 +163,9 @@ class Server:
         try:
             if not (transport.is_reading() or transport.is_closing()) and hung_up(transport):
                 transport.abort()  # which cancels the handler
+            elif connection.is_read_too_slowly(self.time(), self.limits.client_idle):
+                self.slow_connections["client_idle"] += 1
+                connection.reset()
             else:
                 connection.look(self.time(), self.limits)
         except Exception:  # must not end the looks at all other connections
@@ -179,7 +182,7 @@ class Server:
     def drain(self) -> None:
         """Tell clients whose protocol needs it (HTTP/2) to send no more requests."""
         for connection in self.connections:
-            connection.drain()
+            connection.end_soon()
 
     async def close(self) -> None:
         """End all connections; requests that are still being served are cut off after `CUT_S`."""

@@ -336,7 +336,7 @@ async def test_a_client_that_does_not_read_its_reply_is_cut_off(serve: object, h
         await client.reader.readuntil(b"\r\n\r\n")
         if half_closed:
             protocol = await the_protocol(served)
-            while not protocol.out.is_behind:
+            while not protocol.is_behind:
                 await asyncio.sleep(0)
             client.writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
         exchange = await served.exchange()

@@ -155,7 +155,7 @@ async def test_a_client_that_reads_a_large_reply_slowly_costs_no_memory_and_gets
             before = resident_bytes()
             (protocol,) = served.server.connections
             assert isinstance(protocol, ClientConnection)
-            while not protocol.out.is_behind:
+            while not protocol.is_behind:
                 await asyncio.sleep(0)
             for _ in range(200):  # were there no limit, more and more would be encrypted in this time
                 await asyncio.sleep(0.001)

@@ -236,7 +236,7 @@ class GrpcCall(ClientBody):
             exchange.error = ErrorKind.CLIENT_CLOSED
             exchange.rpc_status = Status.CANCELLED.name
             exchange.status = ErrorKind.CLIENT_CLOSED.status
-            exchange.detail = self._stream.connection.out.cut_reason
+            exchange.detail = self._stream.connection.cut_reason
 
     async def _answer(self, headers: Pairs, buffers: Sequence[Buffer]) -> list[Buffer]:
         """The answer to an inference, whose JSON and blobs are in *buffers*, as a message. Raises `CodecError`."""

@@ -157,7 +157,7 @@ class GrpcConnection(Connection):
             self.sender.greet(int(self.owner.limits.head))
         else:
             log.warning("client %s: what has come at the port for gRPC is no HTTP/2", self.peer.address)
-            self.out.write(frames.WRONG_PORT)
+            self.write(frames.WRONG_PORT)
             self._close()
 
     # What each frame does; all of these raise `Http2Error`
@@ -288,7 +288,7 @@ class GrpcConnection(Connection):
     def flush(self) -> None:
         """Write the frames that are to be sent."""
         if self.is_open and (data := self.sender.taken()):
-            self.out.write(data)
+            self.write(data)
 
     def pause_writing(self) -> None:
         """See asyncio. A client that does not read is not read from: its pings would be answered, and held."""
@@ -301,7 +301,7 @@ class GrpcConnection(Connection):
         self._read_on()
 
     def _read_on(self) -> None:
-        if self.transport is not None and not self.out.is_behind and self._later is None:
+        if self.transport is not None and not self.is_behind and self._later is None:
             self.transport.resume_reading()
 
     # The end
@@ -326,10 +326,7 @@ class GrpcConnection(Connection):
             if limit := stream.look(now_s, limits):
                 slow[limit] += 1
                 self._awaited_since_s = None  # the client gets to see the error, before the connection ends
-        if self.out.is_read_too_slowly(now_s, limits.client_idle):
-            slow["client_idle"] += 1
-            self.out.reset()
-        elif not transport.is_reading():  # with TLS what has come meanwhile is in no socket where it could be seen
+        if not transport.is_reading():  # with TLS what has come meanwhile is in no socket where it could be seen
             self._awaited_since_s = None
         elif limit := self._wanted[1]:
             since_s = self._awaited_since_s = self._awaited_since_s or now_s
@@ -337,9 +334,9 @@ class GrpcConnection(Connection):
                 slow[limit] += 1
                 transport.abort()
         elif not self._streams and now_s - self._idle_since_s >= limits.client_keep_alive and not has_unread(transport):
-            self.drain()
+            self.end_soon()
 
-    def drain(self) -> None:
+    def end_soon(self) -> None:
         """Serve the calls that there are, and no others: the client opens another connection for these."""
         if self.is_open and self._last is None:
             self._say_last(Code.NO_ERROR)
@@ -366,14 +363,12 @@ class GrpcConnection(Connection):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The connection is gone: cancel what is under way."""
-        self.out.close()
-        self.transport = None
+        super().connection_lost(exc)
         self._reading.close()
         if self._later is not None:
             self._later.cancel()
         for stream in list(self._streams.values()):
             stream.cancel()
-        self.owner.closed(self)
 
 
 _TAKES = {

@@ -126,7 +126,7 @@ class Stream:
 
     def look(self, now_s: float, limits: Limits) -> str:
         """End the call if the client is too slow; the limit that says so, empty if none does."""
-        if self.connection.out.is_behind and self.upload.is_awaited:
+        if self.connection.is_behind and self.upload.is_awaited:
             self.upload.begin_waiting(now_s)  # anew: nothing is read from the client meanwhile
         if words := self.upload.find_slowness(now_s, limits.body_timeout):
             words = f"the client sent its message too slowly: {words} (limits.body_timeout)"
@@ -134,7 +134,7 @@ class Stream:
             return "body_timeout"
         if self._download is None or not self._download.find_slowness(now_s, limits.client_idle):
             return ""
-        self.connection.out.cut_reason = "the client read its reply too slowly (limits.client_idle)"
+        self.connection.cut_reason = "the client read its reply too slowly (limits.client_idle)"
         self.cancel(Code.INTERNAL_ERROR)
         return "client_idle"
 
@@ -153,8 +153,8 @@ class Stream:
         """
         connection, left = self.connection, Buffers(buffers)
         while left.n_bytes:
-            if connection.out.is_behind:  # of all streams, one adds a piece to what waits
-                await connection.out.drain()
+            if connection.is_behind:  # of all streams, one adds a piece to what waits
+                await connection.drain()
             self._check_open()
             n_bytes = min(left.n_bytes, WRITE_BYTES, connection.sender.fitting(self._room))
             if n_bytes:
@@ -165,8 +165,8 @@ class Stream:
             if not n_bytes or connection.sender.n_bytes >= WRITE_BYTES:
                 connection.flush()
                 await (pacer.breathe() if n_bytes else self._wait_for_room())
-        if connection.out.is_behind:
-            await connection.out.drain()
+        if connection.is_behind:
+            await connection.drain()
         self._download = None
 
     async def _wait_for_room(self) -> None:
