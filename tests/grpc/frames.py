@@ -5,6 +5,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import lru_cache
 
 from hpack import Decoder, Encoder
 
@@ -29,7 +30,14 @@ def frame(kind: int, stream: int = 0, payload: bytes = b"", flags: int = 0) -> b
 
 def fields(stream: int, pairs: list[tuple[str, str]] = FIELDS, flags: int = END_HEADERS) -> bytes:
     """A HEADERS frame, compressed without a table."""
-    return frame(HEADERS, stream, Encoder().encode(pairs), flags)
+    return frame(HEADERS, stream, _encoded(tuple(pairs)), flags)
+
+
+@lru_cache(maxsize=8)
+def _encoded(pairs: tuple[tuple[str, str], ...]) -> bytes:
+    """*pairs* in Huffman's code, which takes long for a large head that is sent many times."""
+    block: bytes = Encoder().encode(pairs)
+    return block
 
 
 def message(body: bytes, flag: int = 0) -> bytes:
