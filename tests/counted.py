@@ -30,9 +30,9 @@ class Metrics(metrics.Metrics):
     """Metrics, and what counts for them."""
 
     def __init__(self, endpoints: Callable[[], Iterable[EndpointReading]] = tuple) -> None:
-        super().__init__(lambda: [reading(endpoints())])
+        super().__init__()
         self.registry = CollectorRegistry()
-        self.registry.register(Read(self.exposition))
+        self.registry.register(Read(lambda: self.exposition([reading(endpoints())])))
         counting = Counting(self.add)
         counting.add_up()
         self.record, self.add_up, self.finish = counting.record, counting.add_up, counting.finish

@@ -12,7 +12,7 @@ from gateway.process.admin import AdminListener
 from gateway.telemetry.counting import MAX_MODELS
 from gateway.telemetry.exposition import PIECE_SAMPLES
 from gateway.telemetry.reading import EndpointReading
-from tests.counted import Metrics
+from tests.counted import Metrics, reading
 
 N_ROUTES = 10
 CHILD_SAMPLES = 21
@@ -35,7 +35,7 @@ def many_models(n_models: int) -> Metrics:
 
 def test_a_scrape_is_the_text_that_the_library_makes_of_what_it_reads_in_it() -> None:
     metrics = many_models(10)
-    text = "".join(metrics.exposition()).encode()
+    text = "".join(metrics.exposition([])).encode()
     assert blocks(text) == blocks(generate_latest(metrics.registry))
 
 
@@ -52,7 +52,7 @@ def blocks(text: bytes) -> dict[bytes, list[bytes]]:
 
 
 def test_no_piece_of_a_scrape_is_large() -> None:
-    sizes = [piece.count("\n") for piece in many_models(MAX_MODELS).exposition()]
+    sizes = [piece.count("\n") for piece in many_models(MAX_MODELS).exposition([])]
     assert sum(sizes) > N_ROUTES * MAX_MODELS * CHILD_SAMPLES
     assert max(sizes) < PIECE_SAMPLES + CHILD_SAMPLES
 
@@ -90,7 +90,7 @@ async def test_other_work_runs_between_the_pieces_of_a_scrape() -> None:
 def test_the_gauges_of_many_endpoints_are_written_in_pieces_too() -> None:
     n_endpoints = 20 * PIECE_SAMPLES
     readings = [EndpointReading("b", f"http://e{each}", True, False, busy=0, idle=0) for each in range(n_endpoints)]
-    pieces = list(Metrics(lambda: readings).exposition())
+    pieces = list(Metrics().exposition([reading(readings)]))
     assert max(piece.count("\n") for piece in pieces) < PIECE_SAMPLES + CHILD_SAMPLES
     text = "".join(pieces)
     assert text.count("\ntensor_gateway_endpoint_up{") == n_endpoints

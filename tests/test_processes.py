@@ -16,7 +16,7 @@ import pytest
 from gateway.demo import JsonServer
 from gateway.telemetry import processes
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.processes import Usage, usage_of_all
+from gateway.telemetry.processes import usage_of, usage_of_all
 from tests.system.gateway_process import gateway_process
 
 BUSY = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\nsys.stdin.read()\n"
@@ -59,10 +59,12 @@ def test_one_process_is_as_the_kernel_and_the_clock_say() -> None:
 
 def test_processor_time_of_a_worker_counts_while_it_runs_and_after_its_death() -> None:
     workers: list[int] = []
-    metrics = Metrics(workers=lambda: workers)
+    metrics = Metrics()
 
     def cpu_s() -> float:
-        (line,) = (line for line in "".join(metrics.exposition()).splitlines() if line.startswith("process_cpu_"))
+        (line,) = (
+            line for line in "".join(metrics.exposition([], workers)).splitlines() if line.startswith("process_cpu_")
+        )
         return float(line.split()[1])
 
     before = cpu_s()
@@ -90,9 +92,7 @@ def test_a_process_without_a_limit_has_an_infinite_one(tmp_path: Path, monkeypat
     (tmp_path / "7/fd").mkdir(parents=True)
     (tmp_path / "7/stat").write_text(f"7 (a name) {' '.join('1' * 30)}")
     (tmp_path / "7/limits").write_text("Limit  Soft  Hard  Units\nMax open files  unlimited  unlimited  files\n")
-    usage = Usage.of(7)
-    assert usage is not None
-    assert usage.max_fds == float("inf")
+    assert usage_of(7)["process_max_fds"] == float("inf")
 
 
 def test_where_the_kernel_does_not_tell_how_many_descriptors_there_are_they_are_listed(
@@ -110,7 +110,7 @@ def test_where_the_kernel_does_not_tell_how_many_descriptors_there_are_they_are_
 def test_a_process_that_has_ended_is_left_out() -> None:
     with busy_child() as child:
         pass
-    assert Usage.of(child.pid) is None
+    assert usage_of(child.pid) == {}
     assert usage_of_all([child.pid])["process_max_fds"] > 0
 
 
@@ -142,5 +142,4 @@ async def test_a_scrape_has_them_for_all_processes(workers: int, server: JsonSer
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Of *pids*, by now, and of their children that have ended."""
-    readings = [Usage.of(pid) for pid in pids]
-    return sum(reading.cpu_s for reading in readings if reading is not None)
+    return sum(usage_of(pid).get("process_cpu_seconds", 0) for pid in pids)

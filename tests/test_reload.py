@@ -775,7 +775,7 @@ async def test_workers_are_ready_when_each_of_them_has_a_usable_backend(server: 
         reason = "no backend can be used: all endpoints of a are down"
         one.reading = msgspec.structs.replace(one.reading, endpoints=down, not_usable=reason)
         assert supervisor._not_ready() == "no backend can be used: all endpoints of a are down"
-        text = "".join(supervisor.metrics.exposition())
+        text = "".join(supervisor._exposition())
         samples = [each for metric in text_string_to_metric_families(text) for each in metric.samples]
         labels = {"backend": "a", "endpoint": server.url}
         values = {each.name: each.value for each in samples if each.labels in (labels, {**labels, "state": "busy"})}

@@ -3,7 +3,7 @@
 Not here: several processes (`supervisor`, `worker`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -30,7 +30,7 @@ class Application:
         self.config = fit(config)
         """The configuration in effect."""
         self.name = new_name()
-        self.metrics = Metrics(self._readings, self._worker_ids)
+        self.metrics = Metrics()
         self.listen_url = ""
         """Where clients are served; empty until they are."""
         self.grpc_urls: list[str] = []
@@ -38,7 +38,7 @@ class Application:
         self.admin_url = ""
         self._last_death: Death | None = None
         self._admin = AdminListener(
-            config.admin, lambda: self.config, self.metrics.exposition, self._not_ready, self._status, self.stalled
+            config.admin, lambda: self.config, self._exposition, self._not_ready, self._status, self.stalled
         )
         self._ending = AsyncExitStack()
         """What `stop` does, the last first."""
@@ -101,9 +101,9 @@ class Application:
         self.data_plane.count()
         return [self.data_plane.reading()]
 
-    def _worker_ids(self) -> Sequence[int]:
-        """The ids of the processes that serve clients; empty if this process serves them itself."""
-        return ()
+    def _exposition(self) -> Iterator[str]:
+        """The text of the metrics, in pieces."""
+        return self.metrics.exposition(self._readings())
 
     def _not_ready(self) -> str | None:
         """Why clients should not come; None if they should."""

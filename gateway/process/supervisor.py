@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -221,8 +221,8 @@ class Supervisor(Application):
     def _readings(self) -> list[Reading]:
         return [worker.reading for worker in self._serving() if worker.reading is not None]
 
-    def _worker_ids(self) -> list[int]:
-        return list(self._workers)
+    def _exposition(self) -> Iterator[str]:
+        return self.metrics.exposition(self._readings(), list(self._workers))
 
     async def _mind(self, worker: _WorkerProcess) -> None:
         """Replace *worker* whenever it dies."""

@@ -9,7 +9,7 @@ leads from a number to its requests, with ids, route, reason and seconds. Not he
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import inf
 from operator import attrgetter
@@ -50,20 +50,10 @@ class Reload(msgspec.Struct, frozen=True):
 class Metrics:
     """The counts of all of the gateway's processes together, since the start and in the last minute."""
 
-    def __init__(
-        self,
-        readings: Callable[[], Iterable[Reading]] = tuple,
-        workers: Callable[[], Iterable[int]] = tuple,
-    ) -> None:
-        """*readings* are those of all processes that serve clients.
-
-        *workers* are the ids of these processes; empty if this process serves clients itself.
-        """
+    def __init__(self) -> None:
         self.recent = Recent()
         self.failures = Failures()
         self.last_reload: Reload | None = None
-        self._readings = readings
-        self._workers = workers
         self._table = Table()
         self._started_s = time.time()
 
@@ -85,19 +75,22 @@ class Metrics:
         is_same = before is not None and (before.is_successful, before.words) == (is_successful, words)
         self.last_reload = Reload(now_s, is_successful, words, before.since_s if before and is_same else now_s)
 
-    def exposition(self) -> Iterator[str]:
-        """The text of all metrics in pieces, between which requests may be counted."""
-        usage = usage_of_all(self._workers())
-        gauges = self._moment() | {(name,): value for name, value in usage.items()}
+    def exposition(self, readings: Sequence[Reading], workers: Iterable[int] = ()) -> Iterator[str]:
+        """The text of all metrics in pieces, between which requests may be counted.
+
+        *readings* are those of all processes that serve clients, and *workers* the ids of these processes; empty if
+        this process serves clients itself.
+        """
+        usage = usage_of_all(workers)
+        gauges = self._moment(readings) | {(name,): value for name, value in usage.items()}
         cells = self._table["process_cpu_seconds",]
         # the time of a worker that has just ended may be missing; Prometheus takes a lower count for a restart
         cells[0] = max(cells[0], usage.get("process_cpu_seconds", 0.0))
         yield from exposition(GAUGES, {row: [value] for row, value in gauges.items()}, "gauge")
         yield from exposition(FAMILIES, self._table)
 
-    def _moment(self) -> dict[Row, float]:
+    def _moment(self, readings: Sequence[Reading]) -> dict[Row, float]:
         """The gauges. An endpoint is up if all processes find it up, and ejected if one has ejected it."""
-        readings = list(self._readings())
         last = self.last_reload or Reload(self._started_s, True, "", self._started_s)
         rows: defaultdict[Row, float] = defaultdict(float)
         rows["build_info", __version__] = 1

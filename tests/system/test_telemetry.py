@@ -71,7 +71,7 @@ async def test_a_request_that_ends_after_the_gateway_is_counted_and_logged_at_on
         data_plane = client.gateway.data_plane
     data_plane._record(Exchange("c", "GET", "/late", "id", 0.0, status=200))
     labels = {"route": "none", "model": "other", "code": "200", "protocol": "http"}
-    text = "".join(client.gateway.metrics.exposition())
+    text = "".join(client.gateway.metrics.exposition([]))
     (family,) = (each for each in text_string_to_metric_families(text) if each.name == "tensor_gateway_requests")
     assert [each.value for each in family.samples if each.labels == labels] == [1]
     assert [json.loads(line)["path"] for line in access_lines(caplog)] == ["/late"]
