@@ -540,14 +540,15 @@ async def test_a_second_ctrl_c_does_not_wait_for_requests_in_flight(workers: str
 
 
 @pytest.mark.slow
-async def test_ctrl_c_while_workers_start_is_no_failure() -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_to_all_processes_while_workers_start_is_no_failure(sent: signal.Signals) -> None:
     async with in_foreground(
         "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--workers", "2"
     ) as serve:
         children = Path(f"/proc/{serve.pid}/task/{serve.pid}/children")
         while not children.read_text():
             await asyncio.sleep(0.01)
-        os.killpg(serve.pid, signal.SIGINT)
+        os.killpg(serve.pid, sent)
         _, errors = await asyncio.wait_for(serve.communicate(), 60)
         assert serve.returncode == 0
         assert b"Traceback" not in errors

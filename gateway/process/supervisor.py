@@ -43,7 +43,8 @@ HANG_S = 5.0
 SILENT_S = 3.0
 """How long after its last message a worker counts as hanging; it sends ten a second."""
 
-_OF_TERMINAL = {signal.SIGHUP, signal.SIGINT}
+_OF_ALL = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
+"""Signals that a terminal or a service manager sends to all processes together."""
 
 log = logging.getLogger("gateway")
 
@@ -153,8 +154,8 @@ class Supervisor(Application):
                 # a `unix:` address cannot be bound a second time
                 given.append(holder.dup() if address.is_unix else await listeners.bind(address, is_shared=True))
             told, *listening = (each.fileno() for each in given)
-            # until the worker ignores them: a terminal's signals go to all processes, and would end the worker
-            signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINAL)
+            # they would end the worker before it can ignore or handle them
+            signal.pthread_sigmask(signal.SIG_BLOCK, _OF_ALL)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gateway.process.worker", self.name, *map(str, listening)),
                 stdin=told,
@@ -164,7 +165,7 @@ class Supervisor(Application):
             own.close()
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINAL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_ALL)
             for each in given:
                 each.close()
         # the end of this socket tells the worker that the supervisor is gone

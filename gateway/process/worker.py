@@ -33,6 +33,7 @@ class _Worker:
     async def run(self, sockets: list[socket.socket]) -> None:
         """Serve on *sockets* until it is told to drain, by SIGTERM too, or the supervisor ends; then drain."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stopped.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the supervisor has blocked it
         obeying: asyncio.Task[None] | None = None
         try:
             await self.data_plane.start(sockets)
