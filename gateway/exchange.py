@@ -104,6 +104,7 @@ class Exchange(msgspec.Struct, gc=False):
     request_nonfinite: int = 0
     response_nonfinite: int = 0
     header_recovered: bool = False
+    """Whether the client gave no header length, and it was found (protocol section 6)."""
     batch_rows: int = 0
     """The rows of the request's batch, or its own rows if it went alone; 0 if the model is not batched."""
     batch_wait_s: float = 0.0

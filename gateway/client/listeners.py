@@ -87,7 +87,7 @@ class ClientListener:
     def _pause(self, error: OSError) -> None:
         """Accept nothing for a moment: trying again at once would fail again, and keep the processor busy."""
         loop = self._server.loop
-        if self._warnings.allows("", loop.time()):
+        if self._warnings.allows(loop.time()):
             log.warning(
                 "no connection can be accepted: %s; raise the limit of open files (ulimit -n) or lower "
                 "limits.connections",

@@ -89,7 +89,7 @@ class Server:
             return
         client.close()
         self.refused_connections += 1
-        if self._warnings.allows("", self.loop.time()):
+        if self._warnings.allows(self.loop.time()):
             log.warning(
                 "limits.connections (%d) is reached: new connections are closed, %d so far",
                 self.limits.connections,

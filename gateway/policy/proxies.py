@@ -6,16 +6,15 @@ Not here: which headers go to backends (`crossing`).
 import ipaddress
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 MAX_HOPS = 32
 """How many addresses of `X-Forwarded-For` are looked at, from its end. If all of these are trusted proxies, the last
 one looked at counts as the client's."""
 
-MAX_REMEMBERED = 1024
-"""The most peers whose trust is remembered."""
-
 # An address alone, in brackets, or with a port; perhaps in quotes, as in `Forwarded`.
-_ENTRY = re.compile(r'"?(?:\[([0-9A-Fa-f:.]+)\](?::[0-9]{1,5})?|([0-9.]+)(?::[0-9]{1,5})?|([0-9A-Fa-f:.]+))"?')
+_PORT = "(?::[0-9]{1,5})?"
+_ENTRY = re.compile(rf'"?(?:\[([0-9A-Fa-f:.]{{2,45}})\]{_PORT}|([0-9.]{{7,15}}){_PORT}|([0-9A-Fa-f:.]{{2,45}}))"?')
 
 _MAPPED_BITS = 96  # of an IPv6 address around one of IPv4 (RFC 4291 section 2.5.5.2)
 
@@ -35,19 +34,14 @@ class TrustedProxies:
                 self._networks.append(_network(network))
             except ValueError:
                 self._names.add(network)
-        self._remembered: dict[str, bool] = {}
 
     def trusts(self, peer: str) -> bool:
         """Whether *peer*, as the socket names it, is one of the trusted proxies."""
-        known = self._remembered.get(peer)
-        if known is None:
-            if len(self._remembered) >= MAX_REMEMBERED:
-                self._remembered.clear()
-            # the zone of a link-local address names a network interface of this machine
-            address = _address(peer.partition("%")[0])
-            known = peer in self._names or (address is not None and self._holds(address))
-            self._remembered[peer] = known
-        return known
+        if peer in self._names:
+            return True
+        # the zone of a link-local address names a network interface of this machine
+        address = _address(peer.partition("%")[0])
+        return address is not None and self._holds(address)
 
     def client_of(self, peer: str, forwarded_for: str) -> str:
         """The client's address behind the trusted *peer*, by the whole of `X-Forwarded-For`, joined with commas.
@@ -82,6 +76,7 @@ def _network(text: str) -> _Network:
     return ipaddress.ip_network((mapped, network.prefixlen - _MAPPED_BITS))
 
 
+@lru_cache(maxsize=1024)
 def _address(text: str) -> _Address | None:
     """The address in *text*; a mapped address becomes IPv4 (`::ffff:1.2.3.4`, from sockets that take both)."""
     try:

@@ -5,20 +5,14 @@ INTERVAL_S = 60.0
 
 
 class OncePerInterval:
-    """Allows each key once per interval. Remembers at most *max_keys* keys, only while their interval lasts."""
+    """Allows one warning once per `INTERVAL_S`."""
 
-    def __init__(self, *, max_keys: int = 1, interval_s: float = INTERVAL_S) -> None:
-        self._max_keys = max_keys
-        self._interval_s = interval_s
-        self._until: dict[str, float] = {}
+    def __init__(self) -> None:
+        self._until_s = float("-inf")
 
-    def allows(self, key: str, now_s: float) -> bool:
-        """Whether *key* may be logged now. While `max_keys` others are remembered, a new key may not."""
-        if self._until.get(key, now_s) > now_s:
-            return False
-        if key not in self._until and len(self._until) >= self._max_keys:
-            self._until = {known: until for known, until in self._until.items() if until > now_s}
-            if len(self._until) >= self._max_keys:
-                return False
-        self._until[key] = now_s + self._interval_s
-        return True
+    def allows(self, now_s: float) -> bool:
+        """Whether the warning may be logged now."""
+        is_allowed = now_s >= self._until_s
+        if is_allowed:
+            self._until_s = now_s + INTERVAL_S
+        return is_allowed

@@ -4,7 +4,6 @@ Not here: which of these steps a request takes, and in which order (`inference`,
 """
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
@@ -19,7 +18,7 @@ from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
-from gateway.codec import HEADER_LENGTH, Framing, error_body, inflated_beginning, release
+from gateway.codec import Framing, error_body, inflated_beginning, release
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Attempt, Exchange
@@ -36,8 +35,6 @@ ERROR_BYTES = 64 * 1024
 
 MAX_LOCATION = 200
 """How many characters of a redirect's address an error quotes."""
-
-log = logging.getLogger("gateway")
 
 T = TypeVar("T")
 
@@ -114,13 +111,6 @@ class Call:
         """Record the time of the request's codec that *pacer* has measured since the last call."""
         self.exchange.request_codec_s += pacer.take_seconds()
         self.exchange.request_codec_until_s = time.perf_counter()
-
-    def note_recovered(self, header_recovered: bool) -> None:
-        """Record whether the client gave no header length, and it was recovered (protocol section 6)."""
-        exchange = self.exchange
-        exchange.header_recovered = header_recovered
-        if header_recovered and self.shared.recovered_warnings.allows(exchange.client, exchange.started_s):
-            log.warning("client %s sends binary bodies without %s; it was recovered", exchange.client, HEADER_LENGTH)
 
     def let_go(self, answer: Answer, *views: memoryview) -> None:
         """Free the request's memory, held by *views* alone: its answer has begun, and it will not be sent again.

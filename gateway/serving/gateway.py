@@ -18,7 +18,6 @@ from gateway.headers import Headers
 from gateway.pacing import LOAD
 from gateway.policy.admission import Admission
 from gateway.policy.clients import Clients
-from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
 from gateway.policy.trace_context import Trace
 from gateway.serving import own_answers
@@ -26,9 +25,6 @@ from gateway.serving.call import Call, Serving
 from gateway.serving.foreign import Foreign, dialect_of
 from gateway.serving.inference import infer
 from gateway.serving.relaying import relay
-
-WARNED_CLIENTS = 1000
-"""How many client addresses without header length are remembered, so that each is warned of once in a while."""
 
 _NO_LIMITS = PerClient()
 
@@ -49,7 +45,6 @@ class Gateway:
         self.metadata = ModelMetadata[Any]()
         """What servers say of their models: texts of V2, descriptions of other dialects."""
         self.clients = Clients()
-        self.recovered_warnings = OncePerInterval(max_keys=WARNED_CLIENTS)
         self.in_flight = 0
         self.is_draining = False
         self._record = record

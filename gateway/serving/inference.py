@@ -95,7 +95,7 @@ def _note(call: Call, prepared: Prepared) -> None:
     exchange.request_nonfinite = request.nonfinite
     if exchange.batch_rows:
         exchange.batch_rows = next((tensor.shape[0] for tensor in request.inputs if tensor.shape), 1)
-    call.note_recovered(request.header_recovered)
+    exchange.header_recovered = request.header_recovered
 
 
 async def _json_body(call: Call, prepared: Prepared) -> Body:

@@ -114,7 +114,7 @@ class LogWriter(logging.Handler):
         self._error.stop()
 
     def _complain(self, reason: str) -> None:
-        if self._complaints.allows("", time.monotonic()):
+        if self._complaints.allows(time.monotonic()):
             self._say(logging.ERROR, f"lines of standard output cannot be written: {reason}")
 
     def _say(self, level: int, text: str) -> None:

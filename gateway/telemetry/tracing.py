@@ -90,7 +90,7 @@ class _Complaints(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log the first record of a minute; called with the handler's lock, also by the thread that sends."""
-        if self._once.allows("", record.created):
+        if self._once.allows(record.created):
             error = record.exc_info[1] if record.exc_info is not None else None
             reason = " ".join(str(error or record.getMessage()).split())[:REASON_CHARACTERS]
             log.warning("tracing: spans may be lost, %s does not take them: %s", self._endpoint, reason)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.policy.proxies import MAX_HOPS, MAX_REMEMBERED, TrustedProxies
+from gateway.policy.proxies import MAX_HOPS, TrustedProxies
 
 TRUSTED = TrustedProxies(["10.0.0.0/8", "192.0.2.1", "2001:db8::/32", "fe80::1"])
 
@@ -26,8 +26,7 @@ TRUSTED = TrustedProxies(["10.0.0.0/8", "192.0.2.1", "2001:db8::/32", "fe80::1"]
     ],
 )
 def test_addresses_and_networks_are_trusted(peer: str, is_trusted: bool) -> None:
-    for _ in range(2):  # the second time it is remembered
-        assert TRUSTED.trusts(peer) is is_trusted
+    assert TRUSTED.trusts(peer) is is_trusted
 
 
 def test_networks_of_ipv4_may_be_written_as_those_of_ipv6_around_it() -> None:
@@ -41,12 +40,6 @@ def test_peers_without_an_address_are_trusted_by_name() -> None:
     assert trusted.trusts("unix")
     assert not trusted.trusts("127.0.0.1")
     assert trusted.client_of("unix", "198.51.100.1") == "198.51.100.1"
-
-
-def test_what_is_remembered_of_peers_is_bounded() -> None:
-    for number in range(3 * MAX_REMEMBERED):
-        assert TRUSTED.trusts(f"10.0.{number // 250}.{number % 250}")
-    assert len(TRUSTED._remembered) <= MAX_REMEMBERED
 
 
 @pytest.mark.parametrize(
