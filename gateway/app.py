@@ -11,12 +11,13 @@ import os
 import secrets
 import socket
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from gateway import certificates
+from gateway.backend.tasks import Tasks
 from gateway.backend.upstream import Upstream
 from gateway.certificates import TlsContext
 from gateway.client.fronts import fronts, grpc_problems
@@ -54,10 +55,6 @@ from the kernel by itself, and unmapped when it is freed."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 log = logging.getLogger("gateway")
-
-
-def _drop(batch: Batch) -> bool:
-    return True
 
 
 def settle() -> None:
@@ -112,7 +109,7 @@ class Change:
 class DataPlane:
     """The parts that serve clients, in one process. Must be made on a running event loop."""
 
-    def __init__(self, config: Config, name: str, deliver: Callable[[Batch], bool] = _drop) -> None:
+    def __init__(self, config: Config, name: str, deliver: Callable[[Batch], bool] = lambda _: True) -> None:
         """*name* is the gateway's name in `Via` (`new_name`), the same in all its workers.
 
         *deliver* takes the batches of `Counting`; the default drops them.
@@ -129,8 +126,7 @@ class DataPlane:
         tls = TlsContext.following(None, "tls", config.tls)
         self.server = Server(self.gateway.handle, config.limits, self.gateway.admission.hold_unread, tls=tls)
         self._listeners: list[ClientListener] = []
-        self._beside: set[asyncio.Task[None]] = set()
-        """Tasks that run beside the requests."""
+        self._beside = Tasks()
         # weak: a retired backend lives as long as its last request
         self._retired: weakref.WeakSet[Upstream] = weakref.WeakSet()
 
@@ -152,8 +148,8 @@ class DataPlane:
             self._listeners.append(ClientListener(self.server, kind))
             await self._listeners[-1].open(address, bound)
         await self._expect()
-        self._begin(self._sample())
-        self._begin(certificates.watch(self._tls_contexts))
+        self._beside.begin(self._sample())
+        self._beside.begin(certificates.watch(self._tls_contexts))
 
     @property
     def urls(self) -> list[str]:
@@ -269,7 +265,7 @@ class DataPlane:
         change_logging(config.logging.level, config.logging.format)
         self._trace_by(change.tracing)
         for upstream in now.values():
-            self._begin(_start(upstream))
+            self._beside.begin(upstream.start())
         for upstream in before.values():
             if upstream.name not in now:
                 upstream.retire()
@@ -282,13 +278,7 @@ class DataPlane:
         before, self._tracing = self._tracing, tracing
         self.gateway.begin_trace = tracing.begin if tracing is not None else None
         if before is not None:
-            self._begin(before.close())
-
-    def _begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
-        return task
+            self._beside.begin(before.close())
 
     async def drain(self) -> None:
         """Stop accepting and let requests in flight finish for up to `shutdown.grace`; the rest is cut off."""
@@ -319,9 +309,8 @@ class DataPlane:
         """Close the listener and all connections at once."""
         self._stop_accepting()
         await self.server.close()
-        for task in self._beside:
-            task.cancel()
-        await self.gateway.close()
+        await self._beside.close()
+        await self.gateway.metadata.close()
         for upstream in (*self._upstreams, *self._retired):
             upstream.retire()
             await upstream.close()
@@ -339,10 +328,3 @@ def _access_log(config: Config) -> AccessLog | FailureLog:
 def _tracing(config: Config) -> Tracing | None:
     """The tracing for *config*, if there is any. Raises `ConfigError`."""
     return Tracing(config.tracing) if config.tracing is not None else None
-
-
-async def _start(upstream: Upstream) -> None:
-    try:
-        await upstream.start()
-    except Exception:  # the plan stays in effect, and requests report what is wrong
-        log.exception("backend %r: health probes and look-ups of host names could not be started", upstream.name)

@@ -121,8 +121,7 @@ class Plan:
         path, mark, query = target.partition("?")
         if (reason := find_path_fault(path)) is not None:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, reason)
-        if self.access.denies_paths:
-            self.access.check(path)
+        self.access.check(path)
         match = self.router.match(host, path, mark + query)
         if match is None:
             raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {method} {path}")
@@ -132,9 +131,8 @@ class Plan:
 
     def check_path(self, path: str, backend: BackendPlan) -> None:
         """Raise `GatewayError` if no client may use *path*, the path for *backend* in place of the client's own."""
-        if self.access.denies_paths:
-            for base in ("", *backend.base_paths):
-                self.access.check(base + path)
+        for base in ("", *backend.base_paths):
+            self.access.check(base + path)
 
 
 def who_answers(config: Config) -> str:

@@ -49,8 +49,6 @@ class Access:
         self._tokens = tokens
         self.names = sorted(tokens.values()) if tokens is not None else []
         """The names of all tokens."""
-        self.denies_paths = bool(deny)
-        """Whether `check` refuses any path."""
         self._denied = re.compile("|".join(fnmatch.translate(each.casefold()) for each in deny)) if deny else None
 
     def authorize(self, headers: Headers) -> tuple[Headers, str]:

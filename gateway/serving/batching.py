@@ -46,18 +46,6 @@ log = logging.getLogger("gateway")
 
 
 @dataclass(slots=True, eq=False)
-class Doubt:
-    """A batch whose answer could not be read, while its requests are sent alone.
-
-    If all of them succeed alone, the batching was at fault; a request that fails alone, too, was at fault itself.
-    """
-
-    words: str
-    n_left: int
-    """How many of the requests have got no answer alone yet."""
-
-
-@dataclass(slots=True, eq=False)
 class Member:
     """A request that may go to the server together with others."""
 
@@ -69,7 +57,11 @@ class Member:
     since_s: float
     verdict: "asyncio.Future[Answered | None]"
     """The client's reply, from the batch; None: the request has to go alone."""
-    doubt: Doubt | None = None
+    doubt: list[str] | None = None
+    """Of a batch whose answer could not be read: why, once for each of its requests that has not succeeded alone yet.
+
+    If all of them do, the batching was at fault; a request that fails alone, too, was at fault itself.
+    """
 
     def move(self) -> None:
         """Replace the client's body by views of the joined blobs, so that the body can be freed."""
@@ -206,7 +198,7 @@ class Lane:
             self._close(members[0].call, str(unfit))
         except GatewayError as failed:
             if failed.kind is ErrorKind.MALFORMED_RESPONSE and not isinstance(failed.__cause__, ForeignAnswerError):
-                doubt = Doubt(failed.message, len(members))
+                doubt = [failed.message] * len(members)
                 for member in members:
                     member.doubt = doubt
             elif failed.kind not in _EACH_ALONE:
@@ -226,9 +218,9 @@ class Lane:
         """Note that *member* has succeeded alone."""
         doubt = member.doubt
         if doubt is not None:
-            doubt.n_left -= 1
-            if not doubt.n_left:
-                self._close(member.call, doubt.words)
+            words = doubt.pop()
+            if not doubt:
+                self._close(member.call, words)
 
     def _close(self, call: Call, words: str) -> None:
         """Send all requests for the model of *call* alone from now on, and warn once, with *words* for the reason."""

@@ -116,8 +116,8 @@ class Gateway:
         if request.begin is not None:
             self._count(call)
             await request.begin()
-            return self._route(request, call, call.exchange)
-        match = self._route(request, call, call.exchange)
+            return self._route(call)
+        match = self._route(call)
         self._count(call)
         return match
 
@@ -135,11 +135,12 @@ class Gateway:
         words = f"client {name!r} asks for more than limits.per_client allows; try again in {seconds} s"
         raise GatewayError(ErrorKind.RATE_LIMITED, words, headers=[("Retry-After", str(seconds))])
 
-    def _route(self, request: ClientRequest, call: Call, exchange: Exchange) -> Match | None:
+    def _route(self, call: Call) -> Match | None:
         """Find the request's route; None if no route matches and the gateway answers for all backends (`own_answers`).
 
         Raises `GatewayError`.
         """
+        request, exchange = call.request, call.exchange
         try:
             match = call.match = call.plan.route(request.method, request.host, request.path, request.headers)
         except GatewayError as error:
@@ -150,10 +151,6 @@ class Gateway:
         exchange.backend = match.destination.only or "none"
         exchange.model = match.model
         return match
-
-    async def close(self) -> None:
-        """Cancel the fetching of metadata."""
-        await self.metadata.close()
 
 
 async def _serve_other(call: Call) -> None:

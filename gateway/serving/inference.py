@@ -18,7 +18,7 @@ from gateway.policy.crossing import Fields, transcoded_lines
 from gateway.serving.batching import serve_batched
 from gateway.serving.call import Answered, Call
 from gateway.serving.foreign import Foreign, dialect_of
-from gateway.serving.relaying import pass_through, stream
+from gateway.serving.relaying import pass_back, pass_through
 from gateway.serving.speech import Prepared, prepare
 
 
@@ -62,7 +62,7 @@ async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Rea
     if prepared is None:  # byte for byte (protocol 3.6)
         # a renamed model's answer must not be compressed, because the gateway replaces the name in it
         fields = headers.transcoded(call.request) if call.match.is_renamed else headers.inflated(call.request)
-        return call.asked(fields, Body.of(body)), partial(_pass_on, call, body)
+        return call.asked(fields, Body.of(body)), partial(pass_back, call, (body,))
     _note(call, prepared)
     json_body = await _json_body(call, prepared)
 
@@ -75,15 +75,6 @@ async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Rea
 
     asked = call.asked(headers.transcoded(call.request), json_body, prepared.target, is_read_whole=True)
     return asked, read
-
-
-async def _pass_on(call: Call, body: memoryview, answer: Answer) -> None:
-    """The answer to pure JSON in *body*: if it is a 2xx, byte for byte to the client (protocol 3.6)."""
-    if answer.status >= 300:
-        raise await call.backend_error(answer)
-    call.let_go(answer, body)
-    call.exchange.reply_format = Format.JSON
-    await stream(call, answer)
 
 
 def _note(call: Call, prepared: Prepared) -> None:

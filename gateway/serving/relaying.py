@@ -9,7 +9,8 @@ Not here: whether a server reads the extension (`backend.speaking`), and the gat
 """
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 
 from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read
@@ -116,17 +117,11 @@ async def pass_through(
     exchange.client_format = exchange.upstream_format = Format.JSON if header_length is None else Format.BINARY
     fields = _fields(call, header_length)
 
-    async def read(answer: Answer) -> None:
-        if answer.status >= 300:
-            raise await call.backend_error(answer)
-        call.let_go(answer, *held)
-        await _pass_back(call, answer)
-
     async def in_json() -> tuple[BackendRequest, Read[Answered | None]]:
         return await transcode(await _whole(call, first) if body is None else body)
 
     call.begin_total()
-    return await call.send(call.asked(fields, sent, is_passed=True), read, in_json)
+    return await call.send(call.asked(fields, sent, is_passed=True), partial(pass_back, call, held), in_json)
 
 
 async def _read_first(call: Call, body: memoryview | None) -> memoryview | None:
@@ -169,8 +164,14 @@ def _fields(call: Call, header_length: int | None) -> Fields:
     return [*fields, ("Content-Type", right if is_wrong else said)]
 
 
-async def _pass_back(call: Call, answer: Answer) -> None:
-    """Pass the answer to an inference on as it arrives. Raises `GatewayError`."""
+async def pass_back(call: Call, held: Sequence[memoryview], answer: Answer) -> None:
+    """Pass the answer to an inference on as it arrives. Raises `GatewayError`.
+
+    The request, which *held* alone holds, is let go.
+    """
+    if answer.status >= 300:
+        raise await call.backend_error(answer)
+    call.let_go(answer, *held)
     answer.limit(int(call.plan.limits.response_body), "limits.response_body")
     text = answer.headers.get(_HEADER_LENGTH)
     if not _DIGITS.fullmatch(text):
@@ -186,7 +187,7 @@ async def _pass_back(call: Call, answer: Answer) -> None:
 
 
 async def _pass_back_renamed(call: Call, answer: Answer, header_length: int) -> None:
-    """As `_pass_back`, but the JSON before the blobs gets the client's name of the model."""
+    """As `pass_back`, but the JSON before the blobs gets the client's name of the model."""
     answer.refuse_encoded()
     max_bytes = call.plan.header_limits.max_header_bytes
     if header_length > max_bytes:
