@@ -41,7 +41,7 @@ def find_path_fault(path: str) -> str | None:
             break
     else:
         return f"the path is percent-encoded more than {MAX_DECODINGS - 1} times"
-    if b"/models/" in decoded.replace(b"\\", b"/") and _hides_slash(raw):
+    if b"/models/" in decoded.replace(b"\\", b"/") and len(_SLASHES.findall(decoded)) > raw.count(b"/"):
         return "an encoded slash or a backslash in the path of a model: the backend might take it for a separator"
     if any(b"%" in segment and _word(segment) in _FIXED for segment in raw.split(b"/")):
         return "the words of the protocol in a path (/v2/models/.../infer) must not be percent-encoded"
@@ -52,21 +52,11 @@ def _is_dots(segment: bytes) -> bool:
     return _END.split(segment.replace(_OVERLONG_DOT, b"."), maxsplit=1)[0] in (b".", b"..")
 
 
-def _hides_slash(raw: bytes) -> bool:
-    """Whether *raw* has more separators, backslashes included, once it is decoded."""
-    return len(_SLASHES.findall(_decoded(raw))) > raw.count(b"/")
-
-
 def _word(segment: bytes) -> bytes:
     """*segment* decoded, without an end that servers may ignore: parameters, a NUL, blanks and newlines.
 
     Newlines because `$` in a pattern also matches before a final newline in many languages.
     """
-    return _END.split(_decoded(segment), maxsplit=1)[0].strip()
-
-
-def _decoded(text: bytes) -> bytes:
-    """*text* percent-decoded `MAX_DECODINGS` times."""
     for _ in range(MAX_DECODINGS):
-        text = unquote_to_bytes(text)
-    return text
+        segment = unquote_to_bytes(segment)
+    return _END.split(segment, maxsplit=1)[0].strip()
