@@ -30,14 +30,8 @@ from gateway.codec.inference import NonFinite, Tensor, label_of
 from gateway.codec.json.members import object_text
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.tensors.datatypes import Datatype, Kind
-from gateway.codec.tensors.elements import WINDOW_BYTES
-from gateway.codec.tensors.nested_printing import (
-    check_nestable,
-    list_count,
-    nested_number_pieces,
-    nested_string_pieces,
-)
-from gateway.codec.tensors.row_printing import Column, row_pieces
+from gateway.codec.tensors.nested_printing import NestedTensor, check_nestable
+from gateway.codec.tensors.row_printing import Rows
 from gateway.codec.tensors.string_printing import StringForm
 from gateway.codec.v2.messages import LATER
 from gateway.errors import CodecError
@@ -54,13 +48,6 @@ MAX_BODIES = 256
 MAX_NAMES_KEPT = 1024
 """The most characters of names in a body that is kept."""
 
-FEW_ELEMENTS = 256
-"""The most numbers that are printed nested in one call: cutting them into pieces takes five times as long, which is a
-twentieth of what a small request costs."""
-
-FEW_DIMENSIONS = 8
-"""The most dimensions that these may have; numpy has no arrays of as many as the protocol."""
-
 Inputs = Mapping[str, tuple[Datatype | None, tuple[int, ...] | None]]
 """Datatype and shape of each input that a model is known to have."""
 
@@ -73,6 +60,8 @@ _INPUT = ("$flat", "$shape", "$rows", "$b64")
 _OWN = ("$parameters", "$id")
 """What stands for something of the request's own."""
 
+
+NO_DATATYPES: Mapping[str, Datatype] = {}
 
 _LATER, _NULL = Raw(LATER), Raw(b"null")
 
@@ -114,9 +103,14 @@ class Body:
                 hint = f"; `${name}` is the request's own, so call it something else" if f"${name}" in _OWN else ""
                 self.faults.setdefault("", f"input `{name}` stands nowhere in it{hint}")
 
-    def write(self, request: DialectRequest, strings: Strings) -> "WrittenRequest":
-        """The body of *request*. Raises `CodecError` for what it cannot say."""
-        filling = _Filling(request, strings, {tensor.name: tensor for tensor in request.inputs})
+    def write(
+        self, request: DialectRequest, strings: Strings, datatypes: Mapping[str, Datatype] = NO_DATATYPES
+    ) -> "WrittenRequest":
+        """The body of *request*. Raises `CodecError` for what it cannot say.
+
+        *datatypes* are those as which numbers are printed, by the names of the datatypes that they have.
+        """
+        filling = _Filling(request, strings, datatypes, {tensor.name: tensor for tensor in request.inputs})
         return WrittenRequest(request, filling.filled(self._parts))
 
     def _parts_of(self, value: Any, at: str, depth: int) -> Parts:
@@ -264,69 +258,18 @@ class WrittenRequest(PiecedJson):
     @property
     def small_json(self) -> bytes | None:
         """All of it, if it is small enough to be made and sent in one go."""
-        tensors = self.request.inputs
-        if sum(len(t.blob) + list_count(t.shape) for t in tensors) > SINGLE_PIECE_BYTES:
+        if sum([len(tensor.blob) for tensor in self.request.inputs]) > SINGLE_PIECE_BYTES:
             return None
-        texts: list[Piece] = []
-        n_bytes = 0
+        made = bytearray()
         for text in self.texts():
-            texts.append(text)
-            n_bytes += len(text)
-            if n_bytes > SMALL_JSON_BYTES:  # a template may say much beside each row
+            made += text
+            if len(made) > SMALL_JSON_BYTES:  # a template may say much beside each row, and a shape has many lists
                 return None
-        return b"".join(texts)
+        return bytes(made)
 
     def texts(self) -> Iterator[Piece]:
         """The body in texts of bounded size, of which some may be empty; every call makes it anew."""
         return chain.from_iterable([(part,) if isinstance(part, bytes) else part.pieces() for part in self.segments])
-
-
-class _Slot(msgspec.Struct, frozen=True):
-    """A tensor that stands in a body, nested."""
-
-    tensor: Tensor
-    shape: tuple[int, ...]
-    """Which it has there; in `_Rows` that of a row."""
-    strings: StringForm
-    literals: bool
-    """Whether NaN and infinities are written as such."""
-
-    def pieces(self) -> Iterable[Piece]:
-        datatype, shape = self.tensor.datatype, self.shape
-        if datatype.kind is Kind.BYTES:
-            return nested_string_pieces(self.tensor.blob, shape, self.strings)
-        values = datatype.view(self.tensor.blob)
-        if 0 < len(values) <= FEW_ELEMENTS and 0 < len(shape) <= FEW_DIMENSIONS and not self.literals:
-            return (orjson.dumps(datatype.widen(values.reshape(shape)), option=orjson.OPT_SERIALIZE_NUMPY),)
-        return nested_number_pieces(values, datatype, shape, literals=self.literals)
-
-    def column(self, window_bytes: int) -> Column:
-        tensor = self.tensor
-        return Column(
-            tensor.blob, tensor.datatype, self.shape, self.strings, literals=self.literals, window_bytes=window_bytes
-        )
-
-
-class _Rows(msgspec.Struct, frozen=True):
-    """A list with an item for each row of some tensors."""
-
-    item: "list[bytes | _Slot]"
-    n_rows: int
-
-    def pieces(self) -> Iterable[Piece]:
-        """The text before each tensor, and behind the last, is the same in all rows."""
-        before: list[bytes] = []
-        columns: list[Column] = []
-        text = b""
-        n_slots = sum(isinstance(segment, _Slot) for segment in self.item)
-        for segment in self.item:
-            if isinstance(segment, _Slot):
-                before.append(text)
-                columns.append(segment.column(WINDOW_BYTES // n_slots))
-                text = b""
-            else:
-                text += segment
-        return chain((b"[",), row_pieces(columns, before, text, self.n_rows), (b"]",))
 
 
 class _Filling(msgspec.Struct, frozen=True):
@@ -334,6 +277,7 @@ class _Filling(msgspec.Struct, frozen=True):
 
     request: DialectRequest
     strings: Strings
+    datatypes: Mapping[str, Datatype]
     inputs: Mapping[str, Tensor]
 
     def filled(self, parts: Parts, *, in_rows: bool = False) -> "list[Segment]":
@@ -365,23 +309,24 @@ class _Filling(msgspec.Struct, frozen=True):
             shape = (math.prod(shape),)
         else:
             check_nestable(tensor.shape, tensor)
-        strings = StringForm.BASE64 if operation == "$b64" else StringForm.TEXT
-        if tensor.datatype.kind is Kind.BYTES and operation != "$b64":
+        datatype = tensor.datatype
+        strings = StringForm.BASE64
+        if datatype.kind is Kind.BYTES and operation != "$b64":
             strings = self.strings(tensor)
-        literals = tensor.datatype.kind is Kind.FLOAT and self.request.policy.nonfinite is NonFinite.LITERAL
-        return _Slot(tensor, shape, strings, literals)
+        literals = datatype.kind is Kind.FLOAT and self.request.policy.nonfinite is NonFinite.LITERAL
+        return NestedTensor(tensor.blob, self.datatypes.get(datatype.name, datatype), shape, strings, literals)
 
-    def _rows(self, each: Place) -> "_Slot | _Rows":
+    def _rows(self, each: Place) -> "NestedTensor | Rows":
         n_rows = _same_rows([self._input(name) for name in each.rows_of])
         item = self.filled(each.item, in_rows=True)
-        slots = [segment for segment in item if isinstance(segment, _Slot)]
+        slots = [segment for segment in item if isinstance(segment, NestedTensor)]
         if len(slots) == 1 and not any(segment for segment in item if segment is not slots[0]):
             # the rows of one tensor are its nested lists
             return msgspec.structs.replace(slots[0], shape=(n_rows, *slots[0].shape))
-        return _Rows([segment for segment in item if not isinstance(segment, _Rows)], n_rows)
+        return Rows([segment for segment in item if not isinstance(segment, Rows)], n_rows)
 
 
-Segment = bytes | _Slot | _Rows
+Segment = bytes | NestedTensor | Rows
 
 
 def _same_rows(inputs: Sequence[Tensor]) -> int:

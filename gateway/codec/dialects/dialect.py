@@ -3,12 +3,12 @@
 Not here: which dialects there are, and sending anything.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import msgspec
 
-from gateway.codec.dialects.body import Body, WrittenRequest
+from gateway.codec.dialects.body import NO_DATATYPES, Body, WrittenRequest
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription
 from gateway.codec.dialects.paths import AnswerForm, find
 from gateway.codec.dialects.request import DialectRequest
@@ -28,6 +28,8 @@ class Dialect:
     """What the configuration's `dialect` calls it, and the answer to `GET /v2`, which says nothing else of servers."""
     live_path = ""
     """What a server answers as long as it runs, see `is_live`; empty: the configuration's `health.path`."""
+    datatypes: ClassVar = NO_DATATYPES
+    """As which numbers are printed, by the names of the datatypes that they have; most as themselves."""
     is_configured = True
     """Whether only models that the configuration describes can be asked."""
 
@@ -90,13 +92,14 @@ class Dialect:
 
     def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:
         """The body of *request* to the model. Raises `CodecError` for what it cannot say."""
-        encodings = {tensor.name: tensor.encoding for tensor in description.inputs}
         names = tuple([tensor.name for tensor in request.inputs])
         body = self.body(description, names, has_parameters=bool(request.parameters))
-        # an input without a name is the only one
-        return body.write(
-            request, lambda tensor: self.string_form(request, tensor, encodings.get("", encodings.get(tensor.name, "")))
-        )
+
+        def strings(tensor: Tensor) -> StringForm:
+            described = description.input_called(tensor.name)
+            return self.string_form(request, tensor, described.encoding if described is not None else "")
+
+        return body.write(request, strings, self.datatypes)
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """How the model's answers are put together."""

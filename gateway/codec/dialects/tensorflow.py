@@ -7,10 +7,9 @@ and from KServe 0.21.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
-import msgspec
 import numpy as np
 
 from gateway.codec.dialects.body import Body, WrittenRequest, as_text, by_name, in_a_row, own_body
@@ -40,6 +39,25 @@ DTYPES = {f"DT_{_OTHER_NAMES.get(name, name)}": datatype for name, datatype in D
 DT_HALF and DT_BFLOAT16: it answers 501 and 400."""
 
 
+_FP32 = DATATYPES["FP32"]
+
+
+def _widen_largest(array: Array) -> Array:
+    """FP64 where *array*, FP32, holds the largest number or its negative: then it can be written in another way.
+
+    TensorFlow Serving compares with the largest number in FP64. So it refuses its shortest text, 3.4028235e38, which is
+    larger, and even the exact one, which its parser does not read exactly. 3.4028234e38 is rounded to it, too. It is
+    no rare value: attention masks are made of it.
+    """
+    if b"\xff\xff\x7f" not in array.tobytes():  # as nearly always: the last bytes of the largest number
+        return array
+    is_largest = np.abs(array) == _FP32.highest
+    wide = array.astype("<f8")
+    wide[is_largest] = np.copysign(3.4028234e38, wide[is_largest])
+    return wide
+
+
+_NO_SEQUENCE = (b"0", b'""', b"null")
 _COLUMNS = AnswerForm(members_with_all("outputs", "predictions"), b64_objects=True)
 _ROWS = AnswerForm(members_with_all("predictions"), b64_objects=True, in_rows=True)
 
@@ -50,6 +68,7 @@ class TensorFlow(Dialect):
     name = "tensorflow"
     is_configured = False
     live_path = "/v1/models"
+    datatypes: ClassVar = {"FP32": replace(_FP32, widen=_widen_largest)}
 
     def is_live(self, status: int, text: bytes) -> bool:
         """KServe answers with its models; TensorFlow Serving with 400 and an error, because it wants a model's name."""
@@ -109,17 +128,13 @@ class TensorFlow(Dialect):
         return StringForm.B64_OBJECT if is_octets else StringForm.TEXT
 
     def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:
-        """With numbers as TensorFlow Serving takes them; raises `CodecError` for a request of a sequence too."""
+        """Raises `CodecError` for a request of a sequence too."""
         if (sequence := request.parameters.get("sequence_id", b"0")) not in _NO_SEQUENCE:
             raise CodecError(
                 f"sequence_id is {excerpt(sequence)}, but this backend has no sequences: it would answer each request "
                 "of one as if it stood alone; leave sequence_id out if that is meant"
             )
-        inputs = [
-            msgspec.structs.replace(tensor, datatype=_TENSORFLOW_FP32) if tensor.datatype is _FP32 else tensor
-            for tensor in request.inputs
-        ]
-        return super().write(msgspec.structs.replace(request, inputs=inputs), description)
+        return super().write(request, description)
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """As the request; but KServe answers `predictions` also where its model takes `inputs`."""
@@ -132,26 +147,6 @@ class TensorFlow(Dialect):
 def _template(names: Sequence[str], signature: str, is_row: bool) -> Any:
     named = {"signature_name": as_text(signature)} if signature else {}
     return {**named, "instances": {"$each": in_a_row(names)}} if is_row else {**named, "inputs": by_name(names)}
-
-
-def _widen_largest(array: Array) -> Array:
-    """FP64 where *array*, FP32, holds the largest number or its negative: then it can be written in another way.
-
-    TensorFlow Serving compares with the largest number in FP64. So it refuses its shortest text, 3.4028235e38, which is
-    larger, and even the exact one, which its parser does not read exactly. 3.4028234e38 is rounded to it, too. It is
-    no rare value: attention masks are made of it.
-    """
-    if b"\xff\xff\x7f" not in array.tobytes():  # as nearly always: the last bytes of the largest number
-        return array
-    is_largest = np.abs(array) == _FP32.highest
-    wide = array.astype("<f8")
-    wide[is_largest] = np.copysign(3.4028234e38, wide[is_largest])
-    return wide
-
-
-_NO_SEQUENCE = (b"0", b'""', b"null")
-_FP32 = DATATYPES["FP32"]
-_TENSORFLOW_FP32 = replace(_FP32, widen=_widen_largest)
 
 
 # What it says

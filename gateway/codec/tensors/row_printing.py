@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.tensors.datatypes import BYTES, Datatype
-from gateway.codec.tensors.elements import PREFIX_BYTES, bounds_of, end_of
-from gateway.codec.tensors.nested_printing import nested_number_pieces, nested_string_pieces
+from gateway.codec.tensors.datatypes import BYTES
+from gateway.codec.tensors.elements import PREFIX_BYTES, WINDOW_BYTES, bounds_of, end_of
+from gateway.codec.tensors.nested_printing import NestedTensor
 from gateway.codec.tensors.number_printing import array_text, with_literals
 from gateway.codec.tensors.string_printing import StringForm
 
@@ -36,32 +37,18 @@ Piece = bytes | bytearray
 class Column:
     """One tensor, read row by row from its beginning."""
 
-    def __init__(
-        self,
-        blob: memoryview,
-        datatype: Datatype,
-        shape: tuple[int, ...],
-        form: StringForm,
-        *,
-        literals: bool,
-        window_bytes: int,
-    ) -> None:
-        """*shape* is that of the rows; *form* is for strings, and *literals* for numbers.
-
-        Longer strings than *window_bytes* are printed by themselves.
-        """
-        self.shape = shape
-        self._rest = blob
-        self._datatype = datatype
-        self._form = form
-        self._literals = literals
+    def __init__(self, tensor: NestedTensor, window_bytes: int) -> None:
+        """The shape of *tensor* is that of a row. Longer strings than *window_bytes* are printed by themselves."""
+        self.shape = tensor.shape
+        self._tensor = tensor
+        self._rest = tensor.blob
         self._window_bytes = window_bytes
         self._bounds: npt.NDArray[np.int64] = np.zeros(1, np.int64)
 
     def ready_rows(self, most: int) -> int:
         """How many of its next *most* rows `texts` can print."""
         row_values = prod(self.shape)
-        if self._datatype.kind is not BYTES or not row_values:
+        if self._tensor.datatype.kind is not BYTES or not row_values:
             return most
         self._bounds = bounds_of(bytes(self._rest[: self._window_bytes]), most * row_values)
         return (len(self._bounds) - 1) // row_values
@@ -71,67 +58,86 @@ class Column:
         n_elements = n_rows * prod(self.shape)
         if not n_elements:
             return []
-        if self._datatype.kind is not BYTES:
-            values = self._datatype.view(self._take(n_elements * self._datatype.item_bytes))
-            text = array_text(values, self._datatype)[1:-1]
-            return (with_literals(text, values, self._datatype) if self._literals else text).split(b",")
+        if self._tensor.datatype.kind is not BYTES:
+            values = self._tensor.datatype.view(self._take(n_elements * self._tensor.datatype.item_bytes))
+            text = array_text(values, self._tensor.datatype)[1:-1]
+            return (with_literals(text, values, self._tensor.datatype) if self._tensor.literals else text).split(b",")
         bounds = self._bounds[: n_elements + 1].tolist()
         window = bytes(self._take(bounds[-1]))
         elements = [window[start + PREFIX_BYTES : end] for start, end in pairwise(bounds)]
-        if self._form is StringForm.TEXT:
+        if self._tensor.form is StringForm.TEXT:
             return [orjson.dumps(str(element, "utf-8")) for element in elements]
-        opening, closing = self._form.opening, self._form.closing
+        opening, closing = self._tensor.form.opening, self._tensor.form.closing
         return [opening + binascii.b2a_base64(element, newline=False) + closing for element in elements]
 
     def row(self) -> Iterator[Piece]:
         """Its next row as nested JSON, in pieces; an empty one ends a step of work."""
         n_elements = prod(self.shape)
-        if self._datatype.kind is not BYTES:
-            values = self._datatype.view(self._take(n_elements * self._datatype.item_bytes))
-            yield from nested_number_pieces(values, self._datatype, self.shape, literals=self._literals)
-            return
-        walk = end_of(self._rest, 0, n_elements)
-        try:
-            while True:
-                next(walk)
-                yield b""
-        except StopIteration as stop:
-            yield from nested_string_pieces(self._take(stop.value), self.shape, self._form)
+        n_bytes = n_elements * self._tensor.datatype.item_bytes
+        if self._tensor.datatype.kind is BYTES:
+            walk = end_of(self._rest, 0, n_elements)
+            try:
+                while True:
+                    next(walk)
+                    yield b""
+            except StopIteration as stop:
+                n_bytes = stop.value
+        yield from msgspec.structs.replace(self._tensor, blob=self._take(n_bytes)).pieces()
 
     def _take(self, n_bytes: int) -> memoryview:
         taken, self._rest = self._rest[:n_bytes], self._rest[n_bytes:]
         return taken
 
 
-def row_pieces(columns: Sequence[Column], before: Sequence[bytes], behind: bytes, n_rows: int) -> Iterator[Piece]:
-    """*n_rows* rows of *columns* as the inside of a JSON array, in pieces; an empty one ends a step of work.
+class Rows(msgspec.Struct, frozen=True, gc=False):
+    """An array with an item for each row of some tensors."""
 
-    *before* stands before the value of each column in every row, *behind* after the last.
-    """
-    sizes = [prod(column.shape) for column in columns]
-    row_values = sum(sizes)
-    most_rows = min(STEP_VALUES // max((1, *sizes)), BATCH_VALUES // max(1, row_values))
-    template = b""
-    if most_rows:
-        parts = [
-            text.replace(b"%", b"%%") + _placeholders(column.shape)
-            for text, column in zip(before, columns, strict=True)
-        ]
-        template = b"".join(parts) + behind.replace(b"%", b"%%")
-    printed = 0
-    while printed < n_rows:
-        if printed:
-            yield b","
-        most = min(most_rows, n_rows - printed)
-        ready = min((column.ready_rows(most) for column in columns), default=most) if most else 0
-        if ready:
-            yield from _batch(columns, sizes, template, ready)
+    item: Sequence[bytes | NestedTensor]
+    """The texts that are the same in all rows, and between them the tensors, with the shape of a row."""
+    n_rows: int
+
+    def pieces(self) -> Iterator[Piece]:
+        """Its JSON; an empty piece ends a step of work."""
+        tensors = [part for part in self.item if isinstance(part, NestedTensor)]
+        columns = [Column(tensor, WINDOW_BYTES // len(tensors)) for tensor in tensors]
+        *before, behind = _texts_between(self.item)
+        yield b"["
+        sizes = [prod(column.shape) for column in columns]
+        row_values = sum(sizes)
+        most_rows = min(STEP_VALUES // max((1, *sizes)), BATCH_VALUES // max(1, row_values))
+        template = b""
+        if most_rows:
+            parts = [
+                text.replace(b"%", b"%%") + _placeholders(column.shape)
+                for text, column in zip(before, columns, strict=True)
+            ]
+            template = b"".join(parts) + behind.replace(b"%", b"%%")
+        printed = 0
+        while printed < self.n_rows:
+            if printed:
+                yield b","
+            most = min(most_rows, self.n_rows - printed)
+            ready = min((column.ready_rows(most) for column in columns), default=most) if most else 0
+            if ready:
+                yield from _batch(columns, sizes, template, ready)
+            else:
+                for text, column in zip(before, columns, strict=True):
+                    yield text
+                    yield from column.row()
+                yield behind
+            printed += ready or 1
+        yield b"]"
+
+
+def _texts_between(item: Sequence[bytes | NestedTensor]) -> list[bytes]:
+    """The text before each tensor of *item*, and that behind the last."""
+    texts = [b""]
+    for part in item:
+        if isinstance(part, NestedTensor):
+            texts.append(b"")
         else:
-            for text, column in zip(before, columns, strict=True):
-                yield text
-                yield from column.row()
-            yield behind
-        printed += ready or 1
+            texts[-1] += part
+    return texts
 
 
 def _batch(columns: Sequence[Column], sizes: list[int], template: bytes, n_rows: int) -> Iterator[Piece]:

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec import DATATYPES, BytesPolicy, HeaderLimits, NonFinite, TensorPolicy, read_raw, run
-from gateway.codec.dialects.body import FEW_DIMENSIONS, FEW_ELEMENTS
 from gateway.codec.dialects.description import ModelDescription, TensorDescription, v2_metadata
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.datatypes import Kind
+from gateway.codec.tensors.nested_printing import FEW_DIMENSIONS, FEW_ELEMENTS
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.dialects.driving import (
     WRITERS,

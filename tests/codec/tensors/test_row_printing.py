@@ -3,8 +3,6 @@
 import base64
 import math
 import random
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,31 +11,32 @@ import pytest
 
 from gateway.codec.tensors import row_printing
 from gateway.codec.tensors.datatypes import DATATYPES
-from gateway.codec.tensors.row_printing import Column, Piece, row_pieces
+from gateway.codec.tensors.nested_printing import NestedTensor
+from gateway.codec.tensors.row_printing import Piece, Rows
 from gateway.codec.tensors.string_printing import StringForm
 from tests.codec.make_pairs import WIRE, blob_of
 
-MakeColumn = Callable[[], Column]
+
+@pytest.fixture(autouse=True)
+def _windows_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that strings of some hundred characters are long ones."""
+    monkeypatch.setattr(row_printing, "WINDOW_BYTES", 1000)
 
 
-column = partial(Column, literals=False, window_bytes=300)
-
-
-def numbers(datatype: str, n_rows: int, shape: tuple[int, ...]) -> tuple[MakeColumn, list[Any]]:
+def numbers(datatype: str, n_rows: int, shape: tuple[int, ...]) -> tuple[NestedTensor, list[Any]]:
     values = (np.arange(n_rows * math.prod(shape)) % 120).astype(WIRE[datatype])
-    row = DATATYPES[datatype]
     blob = memoryview(values.tobytes())
-    return partial(column, blob, row, shape, StringForm.TEXT), values.reshape(n_rows, *shape).tolist()
+    return NestedTensor(blob, DATATYPES[datatype], shape), values.reshape(n_rows, *shape).tolist()
 
 
 def texts(
     elements: list[str], shape: tuple[int, ...], form: StringForm = StringForm.TEXT
-) -> tuple[MakeColumn, list[Any]]:
+) -> tuple[NestedTensor, list[Any]]:
     blob = memoryview(blob_of(elements))
     array = np.empty(len(elements), object)
     array[:] = [written(element, form) for element in elements]
     n_rows = len(elements) // math.prod(shape)
-    return partial(column, blob, DATATYPES["BYTES"], shape, form), array.reshape(n_rows, *shape).tolist()
+    return NestedTensor(blob, DATATYPES["BYTES"], shape, form), array.reshape(n_rows, *shape).tolist()
 
 
 def written(element: str, form: StringForm) -> Any:
@@ -45,14 +44,16 @@ def written(element: str, form: StringForm) -> Any:
     return {StringForm.TEXT: element, StringForm.BASE64: encoded, StringForm.B64_OBJECT: {"b64": encoded}}[form]
 
 
-def rows_of(columns: list[tuple[MakeColumn, list[Any]]], n_rows: int) -> tuple[Any, list[Piece]]:
+def rows_of(columns: list[tuple[NestedTensor, list[Any]]], n_rows: int) -> tuple[Any, list[Piece]]:
     """The rows and their pieces; each column is named by its number and a character to be wary of."""
-    before = [b'%b"%%b%d":' % (b"," if index else b"{", index) for index in range(len(columns))]
-    pieces = list(row_pieces([make() for make, _ in columns], before, b"}", n_rows))
-    return orjson.loads(b"[%b]" % b"".join(pieces)), pieces
+    item: list[bytes | NestedTensor] = [b"{"]
+    for index, (tensor, _) in enumerate(columns):
+        item += (b"," if index else b"", b'"%%b%d":' % index, tensor)
+    pieces = list(Rows([*item, b"}"], n_rows).pieces())
+    return orjson.loads(b"".join(pieces)), pieces
 
 
-def expected(columns: list[tuple[MakeColumn, list[Any]]], n_rows: int) -> list[Any]:
+def expected(columns: list[tuple[NestedTensor, list[Any]]], n_rows: int) -> list[Any]:
     return [{f"%b{number}": rows[row] for number, (_, rows) in enumerate(columns)} for row in range(n_rows)]
 
 
@@ -101,8 +102,8 @@ def test_many_tensors_are_printed_in_steps() -> None:
 
 def test_text_beside_each_row_is_repeated_in_pieces() -> None:
     """The values are few bytes, but a template may say much beside them."""
-    make, rows = numbers("INT8", 1000, ())
+    tensor, rows = numbers("INT8", 1000, ())
     said = b"%s" % (b"a" * 3000)
-    pieces = list(row_pieces([make()], [b'{"x":'], b',"said":"%b"}' % said, 1000))
-    assert orjson.loads(b"[%b]" % b"".join(pieces)) == [{"x": row, "said": said.decode()} for row in rows]
+    pieces = list(Rows([b'{"x":', tensor, b',"said":"%b"}' % said], 1000).pieces())
+    assert orjson.loads(b"".join(pieces)) == [{"x": row, "said": said.decode()} for row in rows]
     assert max(map(len, pieces)) < row_printing.STEP_BYTES + len(said)
