@@ -61,8 +61,6 @@ _OWN = ("$parameters", "$id")
 """What stands for something of the request's own."""
 
 
-NO_DATATYPES: Mapping[str, Datatype] = {}
-
 _LATER, _NULL = Raw(LATER), Raw(b"null")
 
 
@@ -103,9 +101,7 @@ class Body:
                 hint = f"; `${name}` is the request's own, so call it something else" if f"${name}" in _OWN else ""
                 self.faults.setdefault("", f"input `{name}` stands nowhere in it{hint}")
 
-    def write(
-        self, request: DialectRequest, strings: Strings, datatypes: Mapping[str, Datatype] = NO_DATATYPES
-    ) -> "WrittenRequest":
+    def write(self, request: DialectRequest, strings: Strings, datatypes: Mapping[str, Datatype]) -> "WrittenRequest":
         """The body of *request*. Raises `CodecError` for what it cannot say.
 
         *datatypes* are those as which numbers are printed, by the names of the datatypes that they have.

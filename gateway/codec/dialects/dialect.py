@@ -3,16 +3,18 @@
 Not here: which dialects there are, and sending anything.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 from urllib.parse import quote
 
 import msgspec
 
-from gateway.codec.dialects.body import NO_DATATYPES, Body, WrittenRequest
+from gateway.codec.dialects.body import Body, WrittenRequest
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription
 from gateway.codec.dialects.paths import AnswerForm, find
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import BytesPolicy, Tensor
+from gateway.codec.tensors.datatypes import Datatype
 from gateway.codec.tensors.string_printing import StringForm
 from gateway.errors import CodecError
 
@@ -28,7 +30,7 @@ class Dialect:
     """What the configuration's `dialect` calls it, and the answer to `GET /v2`, which says nothing else of servers."""
     live_path = ""
     """What a server answers as long as it runs, see `is_live`; empty: the configuration's `health.path`."""
-    datatypes: ClassVar = NO_DATATYPES
+    datatypes: ClassVar[Mapping[str, Datatype]] = {}
     """As which numbers are printed, by the names of the datatypes that they have; most as themselves."""
     is_configured = True
     """Whether only models that the configuration describes can be asked."""

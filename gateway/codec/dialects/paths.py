@@ -17,12 +17,9 @@ from gateway.errors import CodecError
 MAX_STEPS = 16
 """How many names and indexes a path may have."""
 
-MAX_INDEX = 10**6
-"""The largest index."""
-
 _STEP = re.compile(
     r"""\.(?P<name>[A-Za-z_\u0080-\U0010ffff][\w\u0080-\U0010ffff]*)
-    |\[(?:'(?P<single>(?:[^'\\]|\\.)*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<index>0|[1-9][0-9]{0,15})|(?P<every>\*))\]""",
+    |\[(?:'(?P<single>(?:[^'\\]|\\.)*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<index>0|[1-9][0-9]{0,5})|(?P<every>\*))\]""",
     re.VERBOSE | re.ASCII,
 )
 
@@ -77,10 +74,7 @@ def _step(found: re.Match[str]) -> Step:
     if found["every"]:
         return None
     if found["index"]:
-        index = int(found["index"])
-        if index > MAX_INDEX:
-            raise CodecError(f"expected an index of at most {MAX_INDEX}")
-        return index
+        return int(found["index"])
     if found["name"]:
         return found["name"]
     quoted = found["double"]

@@ -95,11 +95,13 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
     item: Sequence[bytes | NestedTensor]
     """The texts that are the same in all rows, and between them the tensors, with the shape of a row."""
     n_rows: int
+    window_bytes: int = WINDOW_BYTES
+    """How much is looked at of all tensors together; strings that are longer are printed by themselves."""
 
     def pieces(self) -> Iterator[Piece]:
         """Its JSON; an empty piece ends a step of work."""
         tensors = [part for part in self.item if isinstance(part, NestedTensor)]
-        columns = [Column(tensor, WINDOW_BYTES // len(tensors)) for tensor in tensors]
+        columns = [Column(tensor, self.window_bytes // len(tensors)) for tensor in tensors]
         *before, behind = _texts_between(self.item)
         yield b"["
         sizes = [prod(column.shape) for column in columns]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.codec.dialects.paths import MAX_INDEX, MAX_STEPS, Node, find, steps_of, tree_of
+from gateway.codec.dialects.paths import MAX_STEPS, Node, find, steps_of, tree_of
 from gateway.codec.json.brackets import ARRAY, OBJECT
 from gateway.errors import CodecError
 
@@ -59,7 +59,7 @@ def test_what_is_no_path_of_this_kind_is_refused(path: str) -> None:
     [
         ("$.a[*].b[*]", r"at most one \[\*\]"),
         ("$" + ".a" * (MAX_STEPS + 1), f"at most {MAX_STEPS} names"),
-        (f"$[{MAX_INDEX + 1}]", f"an index of at most {MAX_INDEX}"),
+        ("$[1000000]", "expected a path such as"),
         (r"$['\q']", "escapes as in JSON"),
     ],
 )

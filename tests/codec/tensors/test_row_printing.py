@@ -17,12 +17,6 @@ from gateway.codec.tensors.string_printing import StringForm
 from tests.codec.make_pairs import WIRE, blob_of
 
 
-@pytest.fixture(autouse=True)
-def _windows_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that strings of some hundred characters are long ones."""
-    monkeypatch.setattr(row_printing, "WINDOW_BYTES", 1000)
-
-
 def numbers(datatype: str, n_rows: int, shape: tuple[int, ...]) -> tuple[NestedTensor, list[Any]]:
     values = (np.arange(n_rows * math.prod(shape)) % 120).astype(WIRE[datatype])
     blob = memoryview(values.tobytes())
@@ -49,7 +43,7 @@ def rows_of(columns: list[tuple[NestedTensor, list[Any]]], n_rows: int) -> tuple
     item: list[bytes | NestedTensor] = [b"{"]
     for index, (tensor, _) in enumerate(columns):
         item += (b"," if index else b"", b'"%%b%d":' % index, tensor)
-    pieces = list(Rows([*item, b"}"], n_rows).pieces())
+    pieces = list(Rows([*item, b"}"], n_rows, window_bytes=1000).pieces())
     return orjson.loads(b"".join(pieces)), pieces
 
 
