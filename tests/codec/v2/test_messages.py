@@ -332,6 +332,12 @@ def test_id_that_is_a_literal_does_not_show_the_marker() -> None:
     assert b"~" not in parsed(b'{"id":NaN,"inputs":[]}').id
 
 
+def test_many_members_with_literals_are_forwarded_as_they_came() -> None:
+    own = ",".join(f'"NaN{number}":{{"Infinity":[NaN,-Infinity]}}' for number in range(200))
+    header = f'{{"inputs":[],{own},"parameters":{{{own}}}}}'.encode()
+    assert backend_json(header) == header
+
+
 @pytest.mark.parametrize("name", ["data", "inputs", "NaN", "Infinity", "~0~NaN", "é😀", 'quote"', "", "\u2028"])
 def test_names_may_be_any_string(name: str) -> None:
     header = header_of(entry(name, "INT8", [1], 1), {"name": name + "2", "data": [name]}, x=float("nan"))
