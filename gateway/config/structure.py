@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Iterator
 from enum import Enum
+from functools import cache
 from typing import Any, Union
 
 import msgspec
@@ -34,6 +35,7 @@ def join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
+@cache
 def fields_in_file(type_: Any) -> dict[str, msgspec.structs.FieldInfo]:
     """The keys that the file may have for the struct *type_*."""
     return {item.encode_name: item for item in msgspec.structs.fields(type_) if item.name != "hidden"}
