@@ -26,8 +26,7 @@ MAX_PEM_BYTES = 16 * 1024**2
 HTTP1, HTTP2 = "http/1.1", "h2"
 """The protocols above TLS, by their names in the handshake (ALPN)."""
 
-_KEY_MARKS = ("PRIVATE KEY-----",)
-_CERTIFICATE_MARKS = ("-----BEGIN CERTIFICATE-----", "-----BEGIN TRUSTED CERTIFICATE-----")
+_NO_CERTIFICATE = "holds no certificate in PEM form, or a damaged one"
 
 log = logging.getLogger("gateway")
 
@@ -185,45 +184,42 @@ def _load_own(context: ssl.SSLContext, where: str, settings: Settings) -> None:
     if certificate is None or key is None:  # the schema wants both or none
         return
     of_certificate, of_key = f"{where}.certificate: {certificate}", f"{where}.key: {key}"
-    _read(of_certificate, certificate, "certificate", _CERTIFICATE_MARKS)
-    if "ENCRYPTED" in _read(of_key, key, "private key", _KEY_MARKS):
-        raise ConfigError(f"{of_key}: encrypted; expected a key without a passphrase (openssl pkey -in FILE -out FILE)")
+    _check_readable(of_certificate, certificate)
+    _check_readable(of_key, key)
     if not _decoded(certificate):
-        raise ConfigError(f"{of_certificate}: the certificate is damaged")
+        raise ConfigError(f"{of_certificate}: {_NO_CERTIFICATE}")
     try:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, password="")  # else OpenSSL asks for one at the terminal
     except (OSError, ValueError) as error:
         reason = _words(error)
         if reason in ("key values mismatch", "key type mismatch"):
             raise ConfigError(f"{of_key}: does not belong to the certificate in {certificate}") from None
-        raise ConfigError(f"{of_key}: key or certificate cannot be used: {reason}") from None
+        expected = "expected a private key in PEM form without a passphrase (openssl pkey -in FILE -out FILE)"
+        raise ConfigError(f"{of_key}: cannot be used: {reason}; {expected}") from None
 
 
 def _load_authorities(context: ssl.SSLContext, where: str, path: str) -> None:
     """Trust the certificates in the file *path*, also one that is no root, or that is the other side's own."""
-    _read(f"{where}: {path}", path, "certificate", _CERTIFICATE_MARKS)
+    _check_readable(f"{where}: {path}", path)
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: {path}: a certificate in it is damaged: {_words(error)}") from None
+        raise ConfigError(f"{where}: {path}: {_NO_CERTIFICATE}: {_words(error)}") from None
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 
-def _read(where: str, path: str, what: str, marks: tuple[str, ...]) -> str:
-    """The text of a PEM file. Raises `ConfigError`, which begins with *where*, if the text has none of *marks*."""
+def _check_readable(where: str, path: str) -> None:
+    """Raise `ConfigError`, which begins with *where*, if the file *path* cannot be read."""
     try:
-        text = read_file(Path(path), MAX_PEM_BYTES).decode("latin-1")
+        read_file(Path(path), MAX_PEM_BYTES)
     except OSError as error:
         raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
-    if not any(mark in text for mark in marks):
-        raise ConfigError(f"{where}: holds no {what} in PEM form")
-    return text
 
 
 def _words(error: Exception) -> str:
     """The reason of *error*, without any content of the file."""
     reason = getattr(error, "reason", None)
-    return reason.replace("_", " ").lower() if isinstance(reason, str) else type(error).__name__
+    return reason.replace("_", " ").lower() if isinstance(reason, str) else "malformed"
 
 
 def _decoded(path: str) -> dict[str, object]:
