@@ -142,8 +142,9 @@ class Foreign:
             unfit = unknown_output(model, request.selection)
         if unfit is not None:
             return GatewayError(ErrorKind.MALFORMED_REQUEST, unfit)
-        names = {"dialect": self.dialect.name, "backend": call.backend.name, "model": self.model}
-        missing = missing_datatype(model, request.selection, **names)
+        missing = missing_datatype(
+            model, request.selection, dialect=self.dialect.name, backend=call.backend.name, model=self.model
+        )
         return None if missing is None else GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
 
     # The answer

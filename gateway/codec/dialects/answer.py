@@ -19,8 +19,8 @@ gets that is not sent.
 """
 
 from collections.abc import Generator, Iterator
+from typing import Any
 
-import msgspec
 from msgspec import Raw
 
 from gateway.codec.dialects.description import OCTETS_SUFFIX, ModelDescription
@@ -34,7 +34,7 @@ from gateway.codec.json.pieces import SPACE
 from gateway.codec.tensors import number_printing
 from gateway.codec.tensors.datatypes import Kind
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
-from gateway.codec.v2.messages import LIST_LATER, Answer, Entry
+from gateway.codec.v2.messages import LIST_LATER, printed
 from gateway.codec.v2.reply import Reply, ReplyOutput, reply_header
 from gateway.codec.values import SHORT_BYTES
 from gateway.errors import CodecError
@@ -99,9 +99,10 @@ class DialectAnswer:
             yield from self.feed(last)
         text = self._text.buffer
         # how deep whole answers can be read depends on Python
-        if self._reading is None and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH:
-            self._text = ArrivingText.of_value(text.rstrip(SPACE))
-        self._text.end()
+        is_short = self._reading is None and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
+        if is_short:
+            del text[len(text.rstrip(SPACE)) :]
+        self._text.end(is_value=is_short)
         yield from self._read_on()
         outputs = list(self._walk.found.values())
         self._check(outputs)
@@ -141,27 +142,28 @@ class DialectAnswer:
 
     def _reply(self, outputs: list[Output]) -> Generator[None, None, Reply]:
         """The outputs as the client wants each of them, in V2's words (protocol 4.1, 4.4, 4.6)."""
-        answer = Answer(model_name=_raw(self._model))
+        said: dict[str, Any] = {"model_name": self._model}
         if self._version is not None:
-            answer["model_version"] = _raw(self._version)
+            said["model_version"] = self._version
         if self._request_id:
-            answer["id"] = Raw(self._request_id)
-        answer["outputs"] = []
+            said["id"] = Raw(self._request_id)
+        entries: list[dict[str, Any]] = []
         binary: list[ReplyOutput] = []
         later: list[list[bytes]] = []
         for output in outputs:
-            name, shape, datatype = map(_raw, (output.name, output.whole_shape, output.datatype.name))
-            entry = Entry(name=name, shape=shape, datatype=datatype)
-            answer["outputs"].append(entry)
+            entry: dict[str, Any] = {"name": output.name, "shape": output.whole_shape, "datatype": output.datatype.name}
+            if entries:
+                yield
+            entries.append(entry)
             if self._selection.is_binary(output.name):
-                entry["parameters"] = {"binary_data_size": _raw(output.n_bytes)}
+                entry["parameters"] = {"binary_data_size": output.n_bytes}
                 views = [memoryview(blob) for blob in output.blobs]
                 binary.append(ReplyOutput(output.name, output.datatype, output.shape, views))
             else:
                 is_octets = self._form.b64_objects and output.name.endswith(OCTETS_SUFFIX)
                 is_base64 = output.datatype.kind is Kind.BYTES and (output.is_base64 or is_octets)
                 if is_base64:
-                    entry["parameters"] = {"content_type": _raw("base64")}
+                    entry["parameters"] = {"content_type": "base64"}
                 entry["data"] = LIST_LATER
                 later.append([])
                 blobs, output.blobs, output.n_bytes = output.blobs, [], 0  # they go as they are printed
@@ -171,12 +173,8 @@ class DialectAnswer:
                         later[-1].append(bytes(piece))
                         self._reply_bytes += len(piece)
                         yield
-            yield
-        return Reply(reply_header(answer, later), binary, sum(output.nonfinite for output in outputs))
-
-
-def _raw(value: object) -> Raw:
-    return Raw(msgspec.json.encode(value))
+        text = printed({**said, "outputs": entries})
+        return Reply(reply_header(text, later), binary, sum([output.nonfinite for output in outputs]))
 
 
 def _pieces(output: Output, blob: memoryview, *, is_base64: bool) -> Iterator[bytes | bytearray]:

@@ -7,7 +7,8 @@ from here: from the server's own description, and from `models` in the configura
 import glob
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 import msgspec
 from msgspec import structs
@@ -58,7 +59,7 @@ class Template(msgspec.Struct, frozen=True):
     """Where errors have their reason, behind `$`; empty: where those of all servers have it."""
 
 
-class ModelDescription(msgspec.Struct, frozen=True):
+class ModelDescription(msgspec.Struct, frozen=True, dict=True):
     """A model; what is empty is not known, or left to the dialect."""
 
     inputs: tuple[TensorDescription, ...] = ()
@@ -75,17 +76,31 @@ class ModelDescription(msgspec.Struct, frozen=True):
     can say that: servers that describe a model do so in any order."""
     template: Template | None = None
 
+    @cached_property
+    def inputs_by_name(self) -> Mapping[str, TensorDescription]:
+        """Every input that is known."""
+        return {tensor.name: tensor for tensor in self.inputs}
+
+    @cached_property
+    def outputs_by_name(self) -> Mapping[str, TensorDescription]:
+        """Every output that is known."""
+        return {tensor.name: tensor for tensor in self.outputs}
+
     @property
     def has_nameless_input(self) -> bool:
         """Whether its only input has no name."""
         return len(self.inputs) == 1 and not self.inputs[0].name
 
+    def input_called(self, name: str) -> TensorDescription | None:
+        """What is known of the input that a client calls *name*, which may call one without a name as it likes."""
+        return self.inputs[0] if self.has_nameless_input else self.inputs_by_name.get(name)
+
     def merged(self, configured: "ModelDescription") -> "ModelDescription":
         """This description of a server's with what is *configured*, which wins."""
-        outputs = _merged(self.outputs, configured.outputs)
+        outputs = _merged(self.outputs_by_name, configured.outputs_by_name)
         return structs.replace(
             configured,
-            inputs=_merged(self.inputs, configured.inputs),
+            inputs=_merged(self.inputs_by_name, configured.inputs_by_name),
             outputs=outputs,
             versions=self.versions,
             platform=self.platform,
@@ -99,7 +114,7 @@ UNKNOWN = ModelDescription()
 
 def unknown_output(description: ModelDescription, selection: OutputSelection) -> str | None:
     """Why *selection* cannot be answered by a model all of whose outputs are in *description*; None if it can."""
-    names = {tensor.name for tensor in description.outputs}
+    names = description.outputs_by_name
     unknown = next((name for name in selection.named if name not in names), None)
     if unknown is None:
         return None
@@ -112,9 +127,9 @@ def unfit_input(description: ModelDescription, inputs: Iterable[Tensor], model: 
     Servers of other dialects convert numbers of another datatype, and some drop an input that they do not know, without
     a word in their answers. *model* is the name that the client knows.
     """
-    known = {tensor.name: tensor for tensor in description.inputs}
+    known = description.inputs_by_name
     for tensor in inputs:
-        described = description.inputs[0] if description.has_nameless_input else known.get(tensor.name)
+        described = description.input_called(tensor.name)
         if described is None and known:
             listed = _listed(known)
             return f"{label_of('input', tensor.name)}: model {model!r} has no such input; it has {listed}"
@@ -134,22 +149,22 @@ def missing_datatype(
 
     *backend* and *model* are the names by which the configuration knows them.
     """
-    datatypes = {tensor.name: tensor.datatype for tensor in description.outputs}
-    wanted = selection.named or datatypes or (SOME_OUTPUT,)
-    unknown = [name for name in wanted if datatypes.get(name) is None][:MAX_NAMED]
+    outputs = description.outputs_by_name
+    wanted = selection.named or outputs or (SOME_OUTPUT,)
+    unknown = [name for name in wanted if name not in outputs or outputs[name].datatype is None][:MAX_NAMED]
     if not unknown:
         return None
-    known = ", ".join([name for name, datatype in datatypes.items() if datatype is not None][:MAX_NAMED])
-    others = known and f" (known outputs are {known})"
+    known = [name for name, tensor in outputs.items() if tensor.datatype is not None]
+    others = f" (known outputs are {', '.join(known[:MAX_NAMED])})" if known else ""
     labels = ", ".join(label_of("output", name) for name in unknown)
     what = "the datatypes of its outputs are" if unknown == [SOME_OUTPUT] else f"the datatype of {labels} is"
-    outputs = ", ".join(f"{_yaml_key(name)}: {{datatype: FP32}}" for name in unknown)
+    entries = ", ".join(f"{_yaml_key(name)}: {{datatype: FP32}}" for name in unknown)
     may_be_kserve = dialect == "tensorflow" and description.platform == description.format == ""
     form, hint = ("format: row, ", KSERVE_HINT) if may_be_kserve else ("", "")
     return (
         f"model {model!r}: {what} not known{others}, and answers of the dialect {dialect} do not say it. Add to the "
         f"backend {backend!r} in the configuration, with the real names and datatypes{hint}: "
-        f"models: {{{_yaml_key(glob.escape(model))}: {{{form}outputs: {{{outputs}}}}}}}"
+        f"models: {{{_yaml_key(glob.escape(model))}: {{{form}outputs: {{{entries}}}}}}}"
     )
 
 
@@ -194,13 +209,11 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _merged(
-    said: tuple[TensorDescription, ...], configured: tuple[TensorDescription, ...]
+    theirs: Mapping[str, TensorDescription], ours: Mapping[str, TensorDescription]
 ) -> tuple[TensorDescription, ...]:
     """Tensors in the order of the configuration, if it has all of them; else the server's, and then all others."""
-    theirs = {tensor.name: tensor for tensor in said}
-    ours = {tensor.name: tensor for tensor in configured}
     merged = []
-    for name in ours if theirs.keys() <= ours.keys() else theirs | ours:
+    for name in ours if theirs.keys() <= ours.keys() else {**theirs, **ours}:
         tensor = theirs.get(name) or ours[name]
         wins = ours.get(name, tensor)
         shape = tensor.shape if wins.shape is None else wins.shape

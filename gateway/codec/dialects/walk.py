@@ -11,7 +11,7 @@ Not here: what paths are (`paths`), what an output is made of (`output`), and th
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
@@ -53,7 +53,7 @@ class Walk:
         self.found: dict[str, Output] = {}
         """The outputs that the client wants, by name, in the order in which they come."""
         self._form = form
-        self._described = {tensor.name: tensor for tensor in description.outputs}
+        self._described = description.outputs_by_name
         self._has_order = description.has_output_order
         self._selection = selection
         self._limits = limits
@@ -70,8 +70,9 @@ class Walk:
     @property
     def held_bytes(self) -> int:
         """What the answer takes so far: what is filled of the outputs, text that waits, and its other members."""
-        row_bytes = sum(value.n_bytes for value in (self._row or {}).values() if isinstance(value, Value))
-        return sum(output.held_bytes for output in self.found.values()) + row_bytes + self._beside_bytes
+        row = self._row.values() if self._row else ()
+        row_bytes = sum([value.n_bytes for value in row if isinstance(value, Value)])
+        return sum([output.held_bytes for output in self.found.values()]) + row_bytes + self._beside_bytes
 
     @property
     def waiting_bytes(self) -> int:
@@ -108,12 +109,10 @@ class Walk:
             yield from self._pass_other(node, text)
         elif node.output is not None:
             yield from self._put(node, text)
-        elif node.code == OBJECT:
-            yield from self._members(node, text)
         elif None in node.inside:
             yield from self._rows(node.inside[None], text)
         else:
-            yield from self._items(node, text)
+            yield from self._inside(node, text)
 
     # Outputs
 
@@ -196,37 +195,30 @@ class Walk:
 
     # Objects and lists
 
-    def _members(self, node: Node, text: ArrivingText) -> Reading[None]:
-        """Read an object of which some members are on paths."""
+    def _inside(self, node: Node, text: ArrivingText) -> Reading[None]:
+        """Read an object or a list of which some members or items are on paths."""
         there: dict[str | int, None] = {}
-        yield from read_members(
+        if node.code == OBJECT:
+            yield from read_members(
+                text,
+                lambda members: self._short(node, members.items(), there),
+                lambda name: self._long(node, name, text, there),
+            )
+            if node.outputs:
+                listed = ", ".join([repr(str(name)[:MAX_NAME]) for name in list(there)[:MAX_NAMED]])
+                self._note(node, f"has the members {listed}" if there else "has no members", there)
+            return
+        indexes = count()
+        yield from read_items(
             text,
-            lambda members: self._short(node, members.items(), there),
-            lambda name: self._long(node, name, text, there),
+            parse_list,
+            lambda values: self._short(node, [(next(indexes), value) for value in values], there),
+            lambda: self._long(node, next(indexes), text, there),
         )
-        if node.outputs:
-            listed = ", ".join([repr(str(name)[:MAX_NAME]) for name in list(there)[:MAX_NAMED]])
-            self._note(node, f"has the members {listed}" if there else "has no members", there)
-
-    def _items(self, node: Node, text: ArrivingText) -> Reading[None]:
-        """Read a list of which some items are on paths."""
-        count = 0
-        there: dict[str | int, None] = {}
-
-        def read_values(values: list[bytes]) -> "Reading[None]":
-            nonlocal count
-            yield from self._short(node, enumerate(values, count), there)
-            count += len(values)
-
-        def read_value() -> "Reading[None]":
-            nonlocal count
-            yield from self._long(node, count, text, there)
-            count += 1
-
-        yield from read_items(text, parse_list, read_values, read_value)
-        if node.is_whole and count < len(node.inside):
-            raise self._no_list(str(count))
-        self._note(node, f"is a list of {count}", there)
+        n_items = next(indexes)
+        if node.is_whole and n_items < len(node.inside):
+            raise self._no_list(str(n_items))
+        self._note(node, f"is a list of {n_items}", there)
 
     def _short(
         self, node: Node, values: Iterable[tuple[str | int, bytes]], there: dict[str | int, None]

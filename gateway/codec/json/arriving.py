@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from gateway.codec.json.brackets import END_ARRAY, END_OBJECT, QUOTE
 from gateway.codec.json.members import MAX_NAME_BYTES, Members, excerpt, parse_object
-from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES
+from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, SPACE
 from gateway.codec.json.sinks import Sink, step_of
 from gateway.errors import CodecError
 
@@ -64,9 +64,7 @@ class ArrivingText:
         """A *value* that is there as a whole; it is taken, not copied."""
         text = cls()
         text.buffer = value
-        text.buffer += b" "  # a number ends where something follows it
-        text.is_value = True
-        text.end()
+        text.end(is_value=True)
         return text
 
     def add(self, chunk: bytes | memoryview) -> bool:
@@ -74,9 +72,12 @@ class ArrivingText:
         self.buffer += chunk
         return len(self.buffer) >= self._wait_for
 
-    def end(self) -> None:
-        """No more will come."""
+    def end(self, *, is_value: bool = False) -> None:
+        """No more will come; *is_value*: what there is is one value, with no blanks behind it."""
         self._is_whole = True
+        if is_value:
+            self.is_value = True
+            self.buffer += b" "  # a number ends where something follows it
 
     def drop(self, n_bytes: int) -> None:
         """The first *n_bytes* have been read."""
@@ -98,13 +99,14 @@ class ArrivingText:
     def first(self, at: int = 0) -> Reading[int]:
         """The first byte from *at* on that is not blank; the blanks before it are dropped."""
         while True:
+            if len(self.buffer) > at and self.buffer[at] not in SPACE:
+                return self.buffer[at]
             found = NOT_SPACE.search(self.buffer, at, at + PIECE_BYTES)
             blanks = (found.start() if found else min(len(self.buffer), at + PIECE_BYTES)) - at
             del self.buffer[at : at + blanks]
             self.consumed += blanks
-            if found:
-                return self.buffer[at]
-            yield from (self.more() if len(self.buffer) <= at else _step())
+            if not found:
+                yield from (self.more() if len(self.buffer) <= at else _step())
 
     def string(self, at: int = 0) -> Reading[bytes]:
         """The string that begins at *at*, with its quotes; it stays. Empty if it has more than `MAX_NAME_BYTES`."""

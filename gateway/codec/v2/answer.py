@@ -29,7 +29,7 @@ from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of
 from gateway.codec.v2.ids import check_id, is_absent
-from gateway.codec.v2.messages import LATER, Answer, Entry, Parameters, read_description, text_of
+from gateway.codec.v2.messages import LATER, Answer, Entry, Parameters, printed, read_description, text_of
 from gateway.codec.v2.reply import Reply, ReplyOutput, reply_header
 from gateway.codec.values import shaped_value
 from gateway.errors import CodecError
@@ -294,7 +294,7 @@ class InferAnswer:
             if name not in names:  # protocol 4.5
                 raise CodecError(f"{label_of('output', name)} was requested, but the answer does not have it")
         answer["outputs"] = kept
-        return Reply(reply_header(answer, later), binary, self._values.nonfinite)
+        return Reply(reply_header(printed(answer), later), binary, self._values.nonfinite)
 
     def _binary(self, entry: Entry, name: str, parameters: Parameters) -> Generator[None, None, ReplyOutput]:
         """A binary output; says its size in *parameters*, in place of the data of *entry*."""

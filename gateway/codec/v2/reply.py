@@ -6,7 +6,7 @@ from itertools import chain
 import msgspec
 
 from gateway.codec.tensors.datatypes import Datatype
-from gateway.codec.v2.messages import LATER, Answer, printed
+from gateway.codec.v2.messages import LATER
 
 WRITE_BYTES = 4096
 """Texts of the reply that are shorter are joined, so that a reply is a few writes."""
@@ -58,11 +58,11 @@ class Reply(msgspec.Struct, frozen=True):
         return self.header_bytes + sum(map(len, self.blobs))
 
 
-def reply_header(answer: Answer, later: Sequence[Iterable[bytes]]) -> list[bytes]:
-    """*answer* as JSON in pieces, and the texts in *later* where its outputs have `LATER`; long ones stay."""
+def reply_header(answer: bytes, later: Sequence[Iterable[bytes]]) -> list[bytes]:
+    """*answer*, which is JSON, in pieces, and the texts in *later* where it has `LATER`; long ones stay."""
     pieces: list[bytes] = []
     run = bytearray()
-    beginning, *texts_behind = printed(answer).split(LATER)
+    beginning, *texts_behind = answer.split(LATER)
     values = [(*texts, behind) for texts, behind in zip(later, texts_behind, strict=True)]
     for text in chain((beginning,), *values):
         if len(text) < WRITE_BYTES:
