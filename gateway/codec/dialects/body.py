@@ -127,15 +127,13 @@ class Body:
         if isinstance(value, list):
             return [self._read(item, f"{at}[{index}]", depth + 1) for index, item in enumerate(value)]
         if isinstance(value, str) and _is_own(value):
-            return self._reference(value, at)
+            return self._meet(Place("", value)) if value in _OWN else self._input("", value[1:], at)
         if not isinstance(value, dict):
             return self._constant(value.removeprefix("$") if isinstance(value, str) else value, at)
         operation = next(filter(_is_own, value), None)
-        if operation is not None:
-            return self._operation(operation, value, f"{at}.{operation}", depth)
-        return {key.removeprefix("$"): self._read(item, f"{at}.{key}", depth + 1) for key, item in value.items()}
-
-    def _operation(self, operation: str, value: dict[str, Any], at: str, depth: int) -> Raw:
+        if operation is None:
+            return {key.removeprefix("$"): self._read(item, f"{at}.{key}", depth + 1) for key, item in value.items()}
+        at += f".{operation}"
         if len(value) > 1:
             return self._fault(at, f"expected `{operation}` alone in its object")
         if operation == "$each":
@@ -143,9 +141,12 @@ class Body:
         if operation not in _INPUT:
             known = ", ".join(("$each", *_INPUT))
             return self._fault(at, f"unknown; known are {known}, and $$ for a name that begins with $")
-        name = value[operation]
+        return self._input(operation, value[operation], at)
+
+    def _input(self, operation: str, name: Any, at: str) -> Raw:
         if not isinstance(name, str) or name not in self._inputs:
-            return self._fault(at, f"expected the name of an input: {self._listed()}")
+            there = f"there are {', '.join(self._inputs)}" if self._inputs else "`inputs` names none"
+            return self._fault(at, f"no such input: {there}; $parameters and $id are known, $$ is the text $")
         datatype, shape = self._inputs[name]
         if operation == "$b64" and (datatype is None or datatype.kind is not Kind.BYTES):
             self._fault(at, f"expected an input with `datatype: BYTES`, and `{name}` is none")
@@ -170,13 +171,6 @@ class Body:
             self._fault(at, f"expected inputs with the same first dimension: {said}")
         return self._meet(Place("", "$each", parts, inside))
 
-    def _reference(self, text: str, at: str) -> Raw:
-        if text in _OWN:
-            return self._meet(Place("", text))
-        if text[1:] in self._inputs:
-            return self._place(text[1:])
-        return self._fault(at, f"no such input: {self._listed()}; $parameters and $id are known, $$ is the text $")
-
     def _place(self, name: str, operation: str = "") -> Raw:
         self._found.add(name)
         if self._in_rows is not None:
@@ -186,9 +180,6 @@ class Body:
     def _meet(self, place: Place) -> Raw:
         self._met.append(place)
         return _LATER
-
-    def _listed(self) -> str:
-        return f"there are {', '.join(self._inputs)}" if self._inputs else "`inputs` names none"
 
     def _constant(self, value: Any, at: str) -> Raw:
         try:  # integers may have more than 64 bits
