@@ -37,6 +37,7 @@ from gateway.codec.dialects.description import (
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.paths import AnswerForm, steps_of, tree_of
 from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.dialects.walk import Walk
 from gateway.codec.inference import (
     BytesPolicy,
     HalfPrecision,

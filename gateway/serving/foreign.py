@@ -17,6 +17,7 @@ from gateway.codec import (
     DialectAnswer,
     DialectRequest,
     ModelDescription,
+    Walk,
     missing_datatype,
     unfit_input,
     unknown_output,
@@ -177,16 +178,10 @@ class Foreign:
         return None if newer.model.outputs == described.model.outputs else self._decoder_by(newer)
 
     def _decoder_by(self, described: Described) -> Decoder:
-        return DialectAnswer(
-            self.dialect.answer_form(described.model),
-            described.model,
-            self._request.selection,
-            model=self.call.match.model or "",
-            request_id=self._request.id,
-            version=self.version,
-            limits=self.call.plan.header_limits,
-            lists_all=described.by_server,
-        )
+        call, model = self.call, described.model
+        form, limits = self.dialect.answer_form(model), call.plan.header_limits
+        walk = Walk(form, model, self._request.selection, limits=limits, lists_all=described.by_server)
+        return DialectAnswer(walk, model=call.match.model or "", request_id=self._request.id, version=self.version)
 
     # What the server says beside inferences
 

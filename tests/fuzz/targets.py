@@ -28,6 +28,7 @@ from gateway.codec.compression import Coding, Inflater
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.paths import AnswerForm, find, members_with_all, steps_of, tree_of
+from gateway.codec.dialects.walk import Walk
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
 from tests.codec.walk import parsing
@@ -235,7 +236,7 @@ def read_dialect(
     form: AnswerForm, description: ModelDescription, selection: OutputSelection, text: bytes, cuts: list[int]
 ) -> tuple[bytes, bytes] | None:
     """Header and blobs of the reply, None if the answer is refused; *text* is fed in pieces of *cuts*, in turn."""
-    answer = DialectAnswer(form, description, selection, model="m", request_id=b"")
+    answer = DialectAnswer(Walk(form, description, selection), model="m", request_id=b"")
     try:
         start = turn = 0
         while start < len(text):

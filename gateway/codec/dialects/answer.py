@@ -23,11 +23,10 @@ from typing import Any
 
 from msgspec import Raw
 
-from gateway.codec.dialects.description import OCTETS_SUFFIX, ModelDescription
+from gateway.codec.dialects.description import OCTETS_SUFFIX
 from gateway.codec.dialects.output import Output
-from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.dialects.walk import Walk
-from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
+from gateway.codec.inference import label_of
 from gateway.codec.json.arriving import ArrivingText, Reading
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
 from gateway.codec.json.pieces import SPACE
@@ -43,32 +42,17 @@ from gateway.errors import CodecError
 class DialectAnswer:
     """Reads one answer piece by piece: `feed` what arrives, then `finish`."""
 
-    def __init__(
-        self,
-        form: AnswerForm,
-        description: ModelDescription,
-        selection: OutputSelection,
-        *,
-        model: str,
-        request_id: bytes,
-        version: str | None = None,
-        limits: HeaderLimits = DEFAULT_LIMITS,
-        lists_all: bool = True,
-    ) -> None:
-        """*description* has the datatypes of the outputs, and the names of those that the answer does not name.
+    def __init__(self, walk: Walk, *, model: str, request_id: bytes, version: str | None = None) -> None:
+        """*walk* finds the outputs in the answer.
 
         *model* and *version* are those of the client's path, *request_id* is JSON text or empty: they go into the
-        reply. *limits* bound the JSON beside the outputs and their number. *lists_all*: whether an output that is not
-        in the description is a `CodecError`; otherwise it is left out.
+        reply.
         """
-        self._form = form
-        self._description = description
         self._model = model
         self._version = version
         self._request_id = request_id
-        self._selection = selection
+        self._walk = walk
         self._text = ArrivingText()
-        self._walk = Walk(form, description, selection, limits=limits, lists_all=lists_all)
         self._reading: Reading[None] | None = None
         """Begun when there is more than a short answer.
 
@@ -117,15 +101,16 @@ class DialectAnswer:
         It gets what it has selected (protocol 4.5), or else all that the model is said to have.
         """
         found = {output.name for output in outputs}
-        for name in self._selection.named or [tensor.name for tensor in self._description.outputs]:
+        walk = self._walk
+        for name in walk.selection.named or walk.described:
             if name in found:
                 continue
-            lacking = self._walk.lacking(name)
-            words = f": {lacking}" if lacking else ": the answer does not have it, but the model's description does"
-            if self._selection.named and not lacking:
+            words = ": the answer does not have it, but the model's description does"
+            if walk.selection.named:
                 words = " was requested, but the answer does not have it"
-            raise CodecError(f"{label_of('output', name)}{words}")
-        for output in outputs if self._form.tree.outputs else ():
+            lacking = walk.lacking(name)
+            raise CodecError(f"{label_of('output', name)}{f': {lacking}' if lacking else words}")
+        for output in outputs if walk.form.tree.outputs else ():
             output.check_shape()
 
     def _read_on(self) -> Iterator[None]:
@@ -155,12 +140,12 @@ class DialectAnswer:
             if entries:
                 yield
             entries.append(entry)
-            if self._selection.is_binary(output.name):
+            if self._walk.selection.is_binary(output.name):
                 entry["parameters"] = {"binary_data_size": output.n_bytes}
                 views = [memoryview(blob) for blob in output.blobs]
                 binary.append(ReplyOutput(output.name, output.datatype, output.shape, views))
             else:
-                is_octets = self._form.b64_objects and output.name.endswith(OCTETS_SUFFIX)
+                is_octets = self._walk.form.b64_objects and output.name.endswith(OCTETS_SUFFIX)
                 is_base64 = output.datatype.kind is Kind.BYTES and (output.is_base64 or is_octets)
                 if is_base64:
                     entry["parameters"] = {"content_type": "base64"}

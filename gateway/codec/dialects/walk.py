@@ -17,7 +17,7 @@ from typing import Any
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
 from gateway.codec.dialects.output import SETTING, Output, is_short, shown
 from gateway.codec.dialects.paths import AnswerForm, Node, Step
-from gateway.codec.inference import MAX_NAME, HeaderLimits, OutputSelection, label_of
+from gateway.codec.inference import DEFAULT_LIMITS, MAX_NAME, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
 from gateway.codec.json.brackets import ARRAY, END_ARRAY, OBJECT, QUOTE
 from gateway.codec.json.member_finder import is_key
@@ -29,6 +29,9 @@ from gateway.errors import CodecError, TooLargeError
 
 WAITING_BYTES = 1024 * 1024
 """How much text of rows may wait, of all outputs together, before it is read."""
+
+Key = str | int
+"""The name of a member, or the index of an item."""
 
 Columns = tuple[int, dict[str, list[bytes]]]
 """Some short rows: how many, and the texts of each output in them."""
@@ -46,16 +49,20 @@ class Walk:
         description: ModelDescription,
         selection: OutputSelection,
         *,
-        limits: HeaderLimits,
-        lists_all: bool,
+        limits: HeaderLimits = DEFAULT_LIMITS,
+        lists_all: bool = True,
     ) -> None:
-        """The arguments are those of `DialectAnswer`."""
+        """*description* has the datatypes of the outputs, and the names of those that the answer does not name.
+
+        *limits* bound the JSON beside the outputs and their number. *lists_all*: whether an output that is not in the
+        description is a `CodecError`; otherwise it is left out.
+        """
         self.found: dict[str, Output] = {}
         """The outputs that the client wants, by name, in the order in which they come."""
-        self._form = form
-        self._described = description.outputs_by_name
+        self.form = form
+        self.described = description.outputs_by_name
         self._has_order = description.has_output_order
-        self._selection = selection
+        self.selection = selection
         self._limits = limits
         self._lists_all = lists_all
         self._beside_bytes = 0
@@ -81,7 +88,7 @@ class Walk:
 
     def read(self, text: ArrivingText) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
-        tree = self._form.tree
+        tree = self.form.tree
         yield from self._value(tree, text)
         if self._with_outputs is None and not tree.outputs:
             wanted = " or ".join(f"`{name}`" for name in tree.inside)
@@ -134,14 +141,14 @@ class Walk:
         name = str(node.output)
         if name in self._columns:
             return self._columns[name]
-        described = self._described.get(name)
-        if not self._selection.is_wanted(name) or (described is None and not self._lists_all):
+        described = self.described.get(name)
+        if not self.selection.is_wanted(name) or (described is None and not self._lists_all):
             return None
         if self._n_rows:
             raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
         if described is None or described.datatype is None:
             raise CodecError(f"{label_of('output', name)}: its datatype is not known; {SETTING} can say it")
-        self.found[name] = output = Output(described, described.datatype, node.path, b64_objects=self._form.b64_objects)
+        self.found[name] = output = Output(described, described.datatype, node.path, b64_objects=self.form.b64_objects)
         if len(self.found) > self._limits.max_tensors:
             raise CodecError(
                 f"more than {self._limits.max_tensors} outputs, which is the most that `limits.tensors` allows"
@@ -158,7 +165,7 @@ class Walk:
         inside = (yield from text.first(1)) if code == ARRAY else 0
         if inside == OBJECT and not (yield from self._is_b64_object(text, 1)):
             return _ROWS_BY_NAME
-        names = list(self._described)
+        names = list(self.described)
         if len(names) == 1:
             return _named(names[0])
         items: dict[Step, Node] = {index: _named(name) for index, name in enumerate(names)}
@@ -174,11 +181,11 @@ class Walk:
                 f"an output without a name, but the model has {len(names)} ({self._listed()}); {SETTING} can list all "
                 "of them in the order of the server's answers"
             )
-        return in_rows if self._form.in_rows else in_order
+        return in_rows if self.form.in_rows else in_order
 
     def _is_b64_object(self, text: ArrivingText, at: int) -> Reading[bool]:
         """Whether the object that begins at *at* is an element of BYTES, and not values by name."""
-        if not self._form.b64_objects or "b64" in self._described or (yield from text.first(at + 1)) != QUOTE:
+        if not self.form.b64_objects or "b64" in self.described or (yield from text.first(at + 1)) != QUOTE:
             return False
         return is_key((yield from text.string(at + 1)), b'"b64"')
 
@@ -186,23 +193,23 @@ class Walk:
         """What to raise where outputs without names are not in a list."""
         where = "" if self._row is None else f"row {self._n_rows}: "
         return CodecError(
-            f"{where}expected a list with {len(self._described)} values, one for each output ({self._listed()}), "
+            f"{where}expected a list with {len(self.described)} values, one for each output ({self._listed()}), "
             f"got {got}"
         )
 
     def _listed(self) -> str:
-        return ", ".join(map(repr, list(self._described)[:MAX_NAMED]))
+        return ", ".join(map(repr, list(self.described)[:MAX_NAMED]))
 
     # Objects and lists
 
     def _inside(self, node: Node, text: ArrivingText) -> Reading[None]:
         """Read an object or a list of which some members or items are on paths."""
-        there: dict[str | int, None] = {}
+        there: dict[Key, None] = {}
         if node.code == OBJECT:
             yield from read_members(
                 text,
                 lambda members: self._short(node, members.items(), there),
-                lambda name: self._long(node, name, text, there),
+                lambda name: self._entry(node, name, text, there),
             )
             if node.outputs:
                 listed = ", ".join([repr(str(name)[:MAX_NAME]) for name in list(there)[:MAX_NAMED]])
@@ -213,40 +220,33 @@ class Walk:
             text,
             parse_list,
             lambda values: self._short(node, [(next(indexes), value) for value in values], there),
-            lambda: self._long(node, next(indexes), text, there),
+            lambda: self._entry(node, next(indexes), text, there),
         )
         n_items = next(indexes)
         if node.is_whole and n_items < len(node.inside):
             raise self._no_list(str(n_items))
         self._note(node, f"is a list of {n_items}", there)
 
-    def _short(
-        self, node: Node, values: Iterable[tuple[str | int, bytes]], there: dict[str | int, None]
-    ) -> Reading[None]:
+    def _short(self, node: Node, values: Iterable[tuple[Key, bytes]], there: dict[Key, None]) -> Reading[None]:
         """Read short *values* in an object or a list, by their names or indexes."""
         for key, value in values:
-            inner = self._on_path(node, key, there)
-            if inner is None:
-                self._count(len(value) + (len(key) if isinstance(key, str) else 0))
-                if key in WORD_MEMBERS:
-                    self._words[str(key)] = value
-            elif inner.has_outputs and value == b"null":  # which is the same as none
-                self._with_outputs = None if self._with_outputs is inner else self._with_outputs
-            else:
-                yield from self._value(inner, ArrivingText.of_value(bytearray(value)))
+            yield from self._entry(node, key, ArrivingText.of_value(bytearray(value)), there)
 
-    def _long(self, node: Node, key: str | int, text: ArrivingText, there: dict[str | int, None]) -> Reading[None]:
-        """Read the long value that comes next, in an object or a list."""
+    def _entry(self, node: Node, key: Key, text: ArrivingText, there: dict[Key, None]) -> Reading[None]:
+        """Read the value of *key* in an object or a list, which comes next in *text*."""
         inner = self._on_path(node, key, there)
-        if inner is not None:
-            yield from self._value(inner, text)
-        elif isinstance(key, int):
-            yield from self._pass(text, node.path)
+        if inner is None:
+            name = str(key) if node.code == OBJECT else ""
+            self._count(len(name))
+            if text.is_value and name in WORD_MEMBERS:
+                self._words[name] = bytes(text.buffer)
+            yield from self._pass(text, excerpt(name.encode()) if name else node.path)
+        elif inner.has_outputs and text.is_value and text.buffer == b"null ":  # which is the same as none
+            self._with_outputs = None if self._with_outputs is inner else self._with_outputs
         else:
-            self._count(len(key))
-            yield from self._pass(text, excerpt(key.encode()))
+            yield from self._value(inner, text)
 
-    def _on_path(self, node: Node, key: str | int, there: dict[str | int, None]) -> Node | None:
+    def _on_path(self, node: Node, key: Key, there: dict[Key, None]) -> Node | None:
         """The member or item *key* of an object or a list, if it leads on; what may be named in errors gets *there*."""
         if node.has_names:
             return _named(str(key))
@@ -257,7 +257,7 @@ class Walk:
             there[key] = None
         return inner
 
-    def _note(self, node: Node, words: str, there: Collection[str | int] = ()) -> None:
+    def _note(self, node: Node, words: str, there: Collection[Key] = ()) -> None:
         """Remember that *words* say why outputs in *node* are not found, but for those behind what is *there*."""
         found = {name for key in there if key in node.inside for name in node.inside[key].outputs}
         for name in node.outputs.keys() - found:

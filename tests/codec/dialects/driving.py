@@ -12,6 +12,7 @@ from gateway.codec import (
     OutputSelection,
     TensorDescription,
     TensorPolicy,
+    Walk,
     WrittenRequest,
     read_request,
     run,
@@ -102,9 +103,8 @@ def read_answer(
     limits: HeaderLimits = LIMITS,
 ) -> Reply:
     """The reply to an answer that comes in *chunks*."""
-    answer = DialectAnswer(
-        form, description, selection, model="m", request_id=request_id, version=version, limits=limits
-    )
+    walk = Walk(form, description, selection, limits=limits)
+    answer = DialectAnswer(walk, model="m", request_id=request_id, version=version)
     for chunk in chunks:
         exhaust(answer.feed(chunk))
     return run(answer.finish())

@@ -19,6 +19,7 @@ from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.output import JOINED_BYTES
 from gateway.codec.dialects.paths import AnswerForm, members_with_all
+from gateway.codec.dialects.walk import Walk
 from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.dialects.driving import read_answer
@@ -478,7 +479,7 @@ def test_of_values_with_one_name_in_a_row_the_last_wins(size: int, lost: int) ->
     y, other = (json.dumps([2.5] * size), json.dumps([7] * lost))
     row = f'{{"n":2,"y":{other},"n":1,"y":{y}}}'
     for chunk_bytes in (None, 1000):
-        answer = DialectAnswer(TENSORFLOW, TWO, BINARY, model="m", request_id=b"")
+        answer = DialectAnswer(Walk(TENSORFLOW, TWO, BINARY), model="m", request_id=b"")
         for chunk in cut(f'{{"predictions":[{row},{row}]}}'.encode(), chunk_bytes):
             for _ in answer.feed(chunk):
                 pass

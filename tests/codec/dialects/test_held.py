@@ -11,7 +11,7 @@ from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.paths import AnswerForm, members_with_all
-from gateway.codec.dialects.walk import WAITING_BYTES
+from gateway.codec.dialects.walk import WAITING_BYTES, Walk
 from gateway.codec.json.arriving import RUN_BYTES
 from tests.codec.v2.test_header_steps import check_steps
 from tests.codec.walk import cut
@@ -30,7 +30,7 @@ def answer_for(description: ModelDescription, text: bytes, *, binary: bool = Tru
     """For an answer that begins as *text*: `predictions` are rows."""
     form = ROWS if text.startswith(b'{"predictions"') else FORM
     limits = HeaderLimits(1024 * 1024)
-    return DialectAnswer(form, description, OutputSelection(binary), model="m", request_id=b"", limits=limits)
+    return DialectAnswer(Walk(form, description, OutputSelection(binary), limits=limits), model="m", request_id=b"")
 
 
 def wide_rows(count: int, item: str, rows: int) -> bytes:
