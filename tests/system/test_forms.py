@@ -350,12 +350,3 @@ async def test_an_output_does_not_change_its_datatype_because_metadata_failed_on
         model.status = "200 OK"
         reply = await client.infer_binary(header, half.tobytes())
         assert (reply.json["outputs"][0]["datatype"], reply.binary) == ("FP16", half.tobytes())
-
-
-async def test_a_client_without_the_header_is_warned_of_once(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(3):
-        assert (await client.infer(TEXT + X.tobytes())).status == 200
-    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1
-    assert "127.0.0.1" in warnings[0]
-    assert HEADER_LENGTH in warnings[0]
