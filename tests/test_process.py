@@ -31,6 +31,11 @@ async def test_one_process_is_not_ready_before_it_listens(server: JsonServer) ->
     try:
         admin_url = await application._admin.start()
         assert await readiness(admin_url) == (503, "starting")
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{admin_url}/metrics") as response:
+                assert "\ntensor_gateway_requests_in_flight 0.0\n" in await response.text()
+            async with session.get(f"{admin_url}/-/status") as response:
+                assert (await response.json())["headline"] == "Not ready: starting"
     finally:
         await application.stop()
 
