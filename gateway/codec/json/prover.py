@@ -24,6 +24,7 @@ Not here: what a value means. The sinks for tensors are provers that read what t
 
 import re
 from itertools import islice
+from typing import ClassVar
 
 from gateway.codec.json.brackets import (
     ARRAY,
@@ -47,13 +48,16 @@ _CLOSER = {OBJECT: b"}", ARRAY: b"]"}
 class Prover:
     """Reads one value of any type; `done` when it has ended."""
 
+    piece_bytes: ClassVar[int] = PIECE_BYTES
+    """How much text one step works on."""
+
     def __init__(self, label: str) -> None:
         self.done = False
         self.label = label
         self._open = bytearray()
         self._before = b""  # what waits, up to the quote that a long string begins or ends with
         self._inside_string = False
-        self._looked_at_bytes = PIECE_BYTES
+        self._looked_at_bytes = self.piece_bytes
 
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what is no JSON."""
@@ -63,7 +67,7 @@ class Prover:
             window = bytes(memoryview(buffer)[: self._looked_at_bytes])
             taken = self._prove(window)
             if taken:
-                self._looked_at_bytes = PIECE_BYTES
+                self._looked_at_bytes = self.piece_bytes
             if taken or len(buffer) <= self._looked_at_bytes:
                 return taken
             if self._looked_at_bytes >= MAX_WINDOW_BYTES:

@@ -8,7 +8,7 @@ by value: ten times slower and tolerant.
 
 Rounding. All parsers return float64, and a number for FP32 would be rounded twice: decimal to float64, float64 to FP32.
 The result differs from rounding once only if the float64 lies exactly between two FP32 and the decimal does not. The
-bits of a float64 tell whether it lies so; then the tolerant path compares the decimal in the text exactly.
+bits of a float64 tell whether it lies so; then the decimal is looked up in the text and compared exactly.
 
 Not here: text that arrives in pieces, and how it is nested (`number_reading`).
 """
@@ -19,10 +19,11 @@ import struct
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from gateway.codec.json.pieces import SPACE
@@ -43,9 +44,16 @@ LIST_PIECE_BYTES = 32 * 1024
 MAX_FEW = 64
 """The most floats that `read_few` reads: up to here Python's numbers cost less than calls of numpy."""
 
+MAX_TIES = 256
+"""How many numbers of one piece are looked up in its text at most, at a microsecond each."""
+
+TIED_PIECE_BYTES = 1024
+"""How much text is worked on in one step where more than `MAX_TIES` would have to be looked up in a longer one."""
+
 _PACKED = {"d": "d", "i": "q", "u": "Q"}
 _PARSED_DTYPE = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
 _PARSER = simdjson.Parser() if simdjson is not None else None
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
 _MINUS, _ZERO, _TRUE, _FALSE = b"-0tf"
 _ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
@@ -68,14 +76,24 @@ def most_bytes() -> int:
     return NATIVE_PIECE_BYTES if _PARSER is not None else LIST_PIECE_BYTES
 
 
-def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
-    """The numbers in *text* (one JSON array, at most `MAX_DEPTH` deep), exactly, and the lists that the parser made.
+def parse_fast(text: bytes | bytearray, datatype: Datatype) -> Array | None:
+    """The numbers in *text* (one JSON array, at most `MAX_DEPTH` deep), exactly; None if they need the tolerant path.
 
-    The numbers as float64, int64 or uint64, shape [n]; booleans as `bool`, or as 1 and 0. None if they need the
-    tolerant path.
+    As float64, int64 or uint64, shape [n]; booleans as `bool`, or as 1 and 0.
     """
+    if datatype.kind is Kind.BOOL and b" " not in text:
+        # Keep each word's first letter (t or f), print the result back, compare: equality proves the text.
+        truth: npt.NDArray[np.bool_] = _letters(text) == _TRUE
+        if orjson.dumps(truth, option=_OPTIONS) == text:
+            return truth
+    parsed = parse(text, datatype)
+    return parsed[0] if parsed is not None else None
+
+
+def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
+    """`parse_fast`, and the lists that the parser made of *text*."""
     if datatype.kind is Kind.BOOL:
-        letters = np.frombuffer(text.translate(None, _BESIDE_LETTERS), np.uint8)
+        letters = _letters(text)
         truth = letters == _TRUE
         if np.count_nonzero(truth) + np.count_nonzero(letters == _FALSE) == len(letters):
             lists = _load(text)  # in JSON, nothing but words leaves these letters
@@ -86,15 +104,17 @@ def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | No
             return None
         text = text.replace(b"true", b"1").replace(b"false", b"0")
     parsed = _parse_as_list(text, datatype) if _PARSER is None else _parse_natively(_PARSER, text, datatype)
-    if parsed is None or datatype.kind is not Kind.FLOAT or not len(parsed[0]):
+    if parsed is None or datatype.kind is not Kind.FLOAT or b"-" not in text:
         return parsed
-    values = parsed[0]
-    if datatype.item_bytes < 8 and len(_tied(values, datatype)):
-        return None
-    # Both parsers read -0 as the integer 0, which has lost its sign. Of few values, a count takes a fifth of `all`.
-    if np.count_nonzero(values) < len(values) and b"-" in text and _has_negative_zero(text):
-        return None
-    return parsed
+    if np.count_nonzero(parsed[0]) == len(parsed[0]):  # of few values in a fifth of the time of `all`
+        return parsed
+    # both parsers read -0 as the integer 0, which has lost its sign
+    return None if _has_negative_zero(text) else parsed
+
+
+def _letters(text: bytes | bytearray) -> npt.NDArray[np.uint8]:
+    """The first letters of the words in *text*, an array of booleans; more characters if there is anything else."""
+    return np.frombuffer(text.translate(None, _BESIDE_LETTERS), dtype=np.uint8)
 
 
 def _load(text: bytes | bytearray) -> Any:
@@ -131,7 +151,7 @@ def _parse_as_list(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, 
         packed = struct.pack(f"{len(numbers)}{_PACKED[datatype.parsed]}", *numbers)
     except (ValueError, TypeError, struct.error):
         return None
-    return np.frombuffer(packed, _PARSED_DTYPE[datatype.parsed]), lists
+    return np.frombuffer(packed, dtype=_PARSED_DTYPE[datatype.parsed]), lists
 
 
 def _has_negative_zero(text: bytes | bytearray) -> bool:
@@ -145,36 +165,53 @@ def _has_negative_zero(text: bytes | bytearray) -> bool:
     return bool(_ENDS_NUMBER[codes[signs + 2]].any())
 
 
-def rounded(values: Array, datatype: Datatype, first: int = 0) -> Array:
-    """*values* (float64, int64 or uint64, none of which is tied) as what *datatype* can hold.
+class ManyTiesError(Exception):
+    """Looking up the ties of this piece would take too long for one step."""
+
+
+def rounded(values: Array, text: bytes | bytearray, datatype: Datatype, first: int = 0) -> Array:
+    """*values* (float64, int64, uint64 or bool), which were parsed from *text*, as what *datatype* can hold.
 
     Floats become the nearest of the datatype; integers stay as they are, for numpy to narrow when they are stored.
-    *first* is the index of the first value in its tensor. Raises `CodecError` for a value beyond the datatype's range.
+    *first* is the index of the first value in its tensor. Raises `CodecError` for a value beyond the datatype's range,
+    and `ManyTiesError` where a shorter *text* has to be worked on.
     """
-    if datatype.item_bytes == 8 or not len(values):  # of 64 bits, the parser has checked the range
+    # of 64 bits, the parser has checked the range; words have none
+    if datatype.item_bytes == 8 or values.dtype == np.bool_ or not len(values):
         return values
-    highest = datatype.highest
-    lowest = -highest if datatype.kind is Kind.FLOAT else datatype.lowest
-    # of few values, a number at an index is there in a third of the time of `min`
-    if values[values.argmin()] >= lowest and values[values.argmax()] <= highest:
+    if datatype.kind is not Kind.FLOAT:
+        # of few values, a number at an index is there in a third of the time of `min`
+        if values[values.argmin()] < datatype.lowest or values[values.argmax()] > datatype.highest:
+            beyond = (values < datatype.lowest) | (values > datatype.highest)
+            _fail_range(values, int(np.argmax(beyond)), datatype, first)
+        return values
+    magnitudes = np.abs(values)
+    tied = _tied(values, magnitudes, datatype)
+    if len(tied):
+        if len(tied) > MAX_TIES and len(text) > 2 * TIED_PIECE_BYTES:
+            raise ManyTiesError
+        values = _moved_off_ties(values, tied, text)
+    if magnitudes[magnitudes.argmax()] <= datatype.highest:
         return datatype.narrow(values)
-    is_beyond = (values < lowest) | (values > highest)
-    narrowed = values
-    if datatype.kind is Kind.FLOAT:  # what is nearer to the highest than to the next one is rounded down to it
-        with np.errstate(over="ignore", invalid="ignore"):
-            narrowed = datatype.narrow(values)
-        is_beyond = np.isfinite(values) & ~datatype.is_finite(narrowed)  # type: ignore[misc]
-    if is_beyond.any():
-        index = int(np.argmax(is_beyond))
-        raise CodecError(f"element {first + index}: {datatype.name} cannot hold {values[index]}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrowed = datatype.narrow(values)
+    infinite = np.isfinite(values) & ~datatype.is_finite(narrowed)  # type: ignore[misc]
+    if infinite.any():
+        _fail_range(values, int(np.argmax(infinite)), datatype, first)
     return narrowed
 
 
-def _tied(values: Array, datatype: Datatype) -> Array:
-    """Which of float64 *values* lie exactly between two of *datatype*, as indices; some may be named that do not."""
+def _fail_range(values: Array, index: int, datatype: Datatype, first: int) -> NoReturn:
+    raise CodecError(f"element {first + index}: {datatype.name} cannot hold {values[index]}")
+
+
+def _tied(values: Array, magnitudes: Array, datatype: Datatype) -> Array:
+    """Which of float64 *values* lie exactly between two of *datatype*, as indices; *magnitudes* are without sign.
+
+    Some may be named that do not.
+    """
     ties = (values.view(_BITS) & datatype.dropped_bits) == datatype.tie
     tied = np.flatnonzero(ties) if np.count_nonzero(ties) else _NO_INDEX
-    magnitudes = np.abs(values)
     if magnitudes[magnitudes.argmin()] >= datatype.smallest_normal:
         return tied
     # below the smallest normal number all neighbours have the same distance
@@ -183,63 +220,90 @@ def _tied(values: Array, datatype: Datatype) -> Array:
     return np.union1d(tied, small[steps - np.floor(steps) == 0.5])
 
 
-def load_tolerantly(text: bytes, first: int) -> Any:
-    """The lists in *text*, by the standard library's parser, with numbers as bytes, for `values_of`.
+def _moved_off_ties(values: Array, tied: Array, text: bytes | bytearray) -> Array:
+    """float64 *values*, with those at the indices *tied* moved to the side on which their decimal in *text* lies.
+
+    Of the shortest texts of all 2^32 FP32 one pair needs it: 7.038531e-26 and its negative.
+    """
+    moved: npt.NDArray[np.float64] = values.astype("<f8")
+    decimals = [word for word in text.translate(None, b"[] \t\r\n").split(b",") if word]
+    for index in tied:
+        exact, rounded = Decimal(decimals[index].decode()), Decimal(float(moved[index]))
+        if exact != rounded:
+            moved[index] = np.nextafter(moved[index], math.inf if exact > rounded else -math.inf)
+    return moved
+
+
+def load_tolerantly(text: bytes, datatype: Datatype, first: int) -> Any:
+    """The lists in *text*, by the standard library's parser, for `values_of`.
 
     *first* is the index of the first number in its tensor. Raises `CodecError` for what is no JSON.
     """
+    parse_float = _parse_float if datatype.kind is Kind.FLOAT else _parse_decimal
     try:
-        return json.loads(text.decode(), parse_int=str.encode, parse_float=str.encode)
-    except (ValueError, RecursionError) as error:
+        return json.loads(text.decode(), parse_int=_parse_int, parse_float=parse_float)
+    except ValueError as error:
         raise CodecError(f"malformed JSON near element {first}: {error}") from None
 
 
 def values_of(items: list[Any], datatype: Datatype, first: int) -> Array:
-    """*items* of `load_tolerantly`, the first of which is the element *first*. Raises `CodecError` for a wrong one.
-
-    What is tied is moved to the side on which its decimal lies. Of the shortest texts of all 2^32 FP32 one pair needs
-    it: 7.038531e-26 and its negative.
-    """
-    numbers = [_value(item, index, datatype) for index, item in enumerate(items, first)]
-    values = np.array(numbers, _PARSED_DTYPE[datatype.parsed])
-    if datatype.kind is Kind.FLOAT and datatype.item_bytes < 8 and len(values):
-        for index in _tied(values, datatype).tolist():
-            exact, number = Decimal(items[index].decode()), Decimal(numbers[index])
-            if exact != number:
-                values[index] = math.nextafter(numbers[index], math.inf if exact > number else -math.inf)
-    return values
+    """*items* of `load_tolerantly`, the first of which is the element *first*. Raises `CodecError` for a wrong one."""
+    values = [_value(item, index, datatype) for index, item in enumerate(items, first)]
+    return np.array(values, dtype=_PARSED_DTYPE[datatype.parsed])
 
 
 def _value(item: Any, index: int, datatype: Datatype) -> float:
     """*item*, which stands for the element at *index*, as a number of the datatype (protocol 4.7)."""
-    is_number = type(item) is bytes
     if datatype.kind is Kind.FLOAT:
-        if is_number and not math.isinf(number := float(item)):
-            return number
         if item is None or type(item) is str:
             item = _NONFINITE.get(item, item)
         if type(item) is float:
             return item
-    elif is_number:
-        whole = _whole(item)
-        if whole is not None and datatype.lowest <= whole <= datatype.highest:
-            return whole
-    elif datatype.kind is Kind.BOOL and type(item) is bool:
+        with suppress(OverflowError):
+            if type(item) is int:
+                return float(item)
+    elif datatype.kind is Kind.BOOL:
+        if item in (0, 1) and type(item) is not float:
+            return int(item)
+    elif item == 0 and type(item) is float:  # -0, see _parse_int
+        return 0
+    elif type(item) is int and datatype.lowest <= item <= datatype.highest:
         return item
-    if is_number and item.lstrip(b"-").isdigit():
-        raise CodecError(f"element {index}: {datatype.name} cannot hold {item[:32].decode()}")
-    got = item.decode() if is_number else json.dumps(item)
-    raise CodecError(f"element {index}: expected {datatype.name}, got {got[:32]}")
+    raise CodecError(f"element {index}: {_refusal(item, datatype)}")
 
 
-def _whole(text: bytes) -> int | None:
-    """The number *text* without its exponent and its fraction; None if it has a fraction that is not zero."""
-    with suppress(InvalidOperation):  # an exponent of more than 18 digits
-        exact = Decimal(text.decode())
-        # beyond 64 bits it is refused in any case, and 1e999999999 should not be written out first
-        if exact.adjusted() < 25 and (whole := int(exact)) == exact:
-            return whole
-    return None
+def _refusal(item: Any, datatype: Datatype) -> str:
+    """Why *item* is no number of the datatype."""
+    if type(item) is int:
+        return f"{datatype.name} cannot hold {str(item)[:32]}"
+    got = "a string" if type(item) is str else str(item) if isinstance(item, _Wrong) else json.dumps(item)
+    return f"expected {datatype.name}, got {got[:32]}"
+
+
+class _Wrong(str):
+    """The text of a number that no number of its datatype is."""
+
+    __slots__ = ()
+
+
+def _parse_int(text: str) -> int | float:
+    return -0.0 if text == "-0" else int(text)
+
+
+def _parse_decimal(text: str) -> int | _Wrong:
+    """A number with fraction or exponent for an integer datatype, exactly."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:  # an exponent of more than 18 digits
+        return _Wrong(text)
+    # beyond 64 bits it is refused in any case, and 1e999999999 should not be written out first
+    return int(number) if number.adjusted() < 25 and number == number.to_integral_value() else _Wrong(text)
+
+
+def _parse_float(text: str) -> float | _Wrong:
+    """A number for a float datatype."""
+    number = float(text)
+    return _Wrong(text) if math.isinf(number) else number
 
 
 def read_few(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
@@ -266,12 +330,12 @@ def read_flat(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
     """The *n_elements* numbers in *text*, a JSON array nested in any way, as they are on the wire.
 
     None for what `NumberSink` has to look at more closely or to refuse: other counts, NaN, numbers that are out of
-    range, ties, and what the parser does not read.
+    range, many ties, and what the parser does not read.
     """
-    parsed = parse(text, datatype)
-    if parsed is None or len(parsed[0]) != n_elements or not n_elements:
+    values = parse_fast(text, datatype)
+    if values is None or len(values) != n_elements or not n_elements:
         return None
     try:
-        return rounded(parsed[0], datatype).astype(datatype.wire, copy=False).tobytes()
-    except CodecError:
+        return rounded(values, text, datatype).astype(datatype.wire, copy=False).tobytes()
+    except (CodecError, ManyTiesError):
         return None

@@ -13,21 +13,31 @@ the commas at the cuts (`check_cut`) and lists of unequal lengths (`Layout`).
 
 The end of the data is found without reading numbers. Inside an array of numbers there is no quote and no brace, so
 the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
-Where this guess or the parser fails, as for null and a quoted "NaN", each bracket and each value of a shorter piece is
-looked at, and the standard library's parser reads it.
+Where this guess or the parser fails, as for null and a quoted "NaN", the sink walks through a shorter piece as any
+`Prover` does, and the standard library's parser reads it.
 
 Not here: the numbers of one text (`number_parsing`), printing (`number_printing`), BYTES (`string_reading`), where in a
 document a tensor stands (`scanner`).
 """
 
-import re
+from typing import ClassVar
 
 import numpy as np
 
-from gateway.codec.json.pieces import NOT_SPACE, SPACE, beginning, check_cut
+from gateway.codec.json.pieces import SPACE, check_cut
+from gateway.codec.json.prover import Prover
 from gateway.codec.tensors.datatypes import FLOAT, Array, Datatype, element_count
-from gateway.codec.tensors.nesting import Layout, completed, short_lists
-from gateway.codec.tensors.number_parsing import load_tolerantly, most_bytes, parse, rounded, values_of
+from gateway.codec.tensors.nesting import Layout, blanks_before_array, completed, short_lists
+from gateway.codec.tensors.number_parsing import (
+    TIED_PIECE_BYTES,
+    ManyTiesError,
+    load_tolerantly,
+    most_bytes,
+    parse,
+    parse_fast,
+    rounded,
+    values_of,
+)
 from gateway.errors import CodecError
 
 TOLERANT_PIECE_BYTES = 4 * 1024
@@ -37,17 +47,15 @@ SHORT_LIST_BYTES = 128
 """Shorter lists are counted by `short_lists`: for each list, the parser makes an object of Python."""
 
 _TAIL_BYTES = 256  # where more blanks and brackets end a piece, it is only slower
-_BRACKET = re.compile(rb"[\[\]]")
-_QUOTED = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
-_QUOTED_NUMBERS = re.compile(rb'(?:"(?:NaN|-?Infinity)"[^"{}]*+)*')
-_SCALAR = re.compile(rb'("[^"]*+"|[^ \t\r\n,\]}"]++)[ \t\r\n,\]}]')
 
 
-class NumberSink:
+class NumberSink(Prover):
     """Takes the `data` of one tensor, nested or flat, as bytes of its datatype.
 
     With a shape, into one array; without one, into an array for each piece, so that none is copied to grow.
     """
+
+    piece_bytes: ClassVar[int] = TOLERANT_PIECE_BYTES
 
     def __init__(self, label: str, datatype: Datatype, shape: tuple[int, ...] | None) -> None:
         """*label* names the tensor in errors. With None, the shape is that of the nesting; a bare number is a scalar.
@@ -55,8 +63,7 @@ class NumberSink:
         Raises `CodecError` if this machine has no room for *shape*. The array takes address space, but no memory
         until numbers are stored in it.
         """
-        self.done = False
-        self.label = label
+        super().__init__(label)
         self._arrays: list[Array] = []
         if shape is not None:
             n_elements = element_count(shape)
@@ -90,126 +97,117 @@ class NumberSink:
 
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what does not fit the datatype or the shape (protocol 4.7)."""
-        layout = self._layout
         window = min(len(buffer), self._window_bytes)
-        if not layout.rank and not buffer.startswith(b"["):
-            return _blanks(buffer, window) or (self._step_scalar(buffer) if buffer else 0)
+        if not self._is_begun and not buffer.startswith(b"["):
+            return super().step(buffer) if self._shape is None else blanks_before_array(buffer, window)
+        is_full = window == self._window_bytes
         limit = _end_of_numbers(buffer, window)
-        may_go_on = limit == window < self._window_bytes
-        if may_go_on and not _may_be_end(buffer, window):
+        if limit == window and not is_full and not _may_be_end(buffer, window):
             return 0
-        if not layout.rank:
-            layout.begin(buffer)
-            first_list = bytes(buffer[: buffer.find(b"]", 0, SHORT_LIST_BYTES) + 1])
-            self._has_short_lists = layout.rank > 1 and len(first_list.translate(None, b"[]" + SPACE)) > 0
-        piece = self._piece(buffer, limit, can_cut=not may_go_on)
-        if piece is not None:
-            end, depth = piece
-            text = completed(memoryview(buffer)[:end], layout.depth, depth)
-            if self._take(text, depth, is_short=limit <= TOLERANT_PIECE_BYTES):
-                return end + (depth > 0)
-        elif limit <= TOLERANT_PIECE_BYTES:
-            return 0 if may_go_on else self._step_without_piece(buffer, limit)
-        self._window_bytes = TOLERANT_PIECE_BYTES
+        try:
+            taken = self._step_regular(buffer, limit, can_cut=limit < window or is_full)
+            if taken or limit <= TOLERANT_PIECE_BYTES:
+                return taken or super().step(buffer)
+            self._window_bytes = TOLERANT_PIECE_BYTES
+        except ManyTiesError:
+            self._window_bytes = self._looked_at_bytes = TIED_PIECE_BYTES
         return self.step(buffer)
 
-    def _step_without_piece(self, buffer: bytearray, limit: int) -> int:
-        """As `step`, where no piece ends in buffer[:limit]: there are blanks, or what is no number."""
-        tail = bytes(buffer[limit : limit + len(_QUOTED[-1])])
-        if tail and any(word.startswith(tail) for word in _QUOTED):
-            return 0
-        n_blanks = _blanks(buffer, limit)
-        if n_blanks:
-            return n_blanks
-        got = beginning(buffer[limit:] or buffer)
-        raise CodecError(f"element {self._layout.count}: expected {self._datatype.name}, got {got}")
+    def _step_regular(self, buffer: bytearray, limit: int, *, can_cut: bool) -> int:
+        """Store a piece that ends where the lists of numbers in buffer[:limit] show; 0 if it cannot be parsed.
 
-    def _step_scalar(self, buffer: bytearray) -> int:
-        """As `step`, of data that has no bracket."""
-        if self._shape is not None:
-            raise CodecError(f"data must be an array, got {beginning(buffer)}")
-        scalar = _SCALAR.match(buffer, 0, TOLERANT_PIECE_BYTES)
-        if scalar is not None:
-            self._take(self._layout.listed(scalar[1]), 0, is_short=True)
-            return scalar.end(1)
-        if buffer[:1] in b"{}],:" or len(buffer) >= TOLERANT_PIECE_BYTES:
-            raise CodecError(f"element 0: expected {self._datatype.name}, got {beginning(buffer)}")
-        return 0
-
-    def _piece(self, buffer: bytearray, limit: int, *, can_cut: bool) -> tuple[int, int] | None:
-        """Where in buffer[:limit] the next piece ends, and how many lists are open there; None if nothing shows it.
-
-        *can_cut*: no more has to arrive before it may end at a comma.
+        *can_cut*: no more has to arrive before the piece may end at a comma.
         """
         layout = self._layout
-        comma = buffer.rfind(b",", 0, limit) if can_cut else -1
-        if limit > TOLERANT_PIECE_BYTES:
-            end = buffer.rfind(b"]", 0, limit) + 1
-            if layout.rank == _closing(buffer, end):
-                return end, 0
-            depth = layout.rank - _closing(buffer, max(comma, 0))
-        else:
-            depth = layout.depth
-            for bracket in _BRACKET.finditer(buffer, 0, limit):
-                depth += 1 if bracket[0] == b"[" else -1
-                if not depth:
-                    return bracket.end(), 0
-            depth -= buffer.count(b"[", comma, limit) - buffer.count(b"]", comma, limit)
-        return (comma, depth) if comma >= 0 and depth > 0 else None
-
-    def _take(self, text: bytes, depth: int, *, is_short: bool) -> bool:
-        """Store the numbers of *text*, which leaves *depth* lists open.
-
-        False if they cannot be parsed; one that *is_short* is then parsed tolerantly.
-        """
-        layout, datatype = self._layout, self._datatype
+        if not layout.rank:
+            layout.begin(buffer)
+            first = bytes(buffer[: buffer.find(b"]", 0, SHORT_LIST_BYTES) + 1])
+            self._has_short_lists = len(first.translate(None, b"[]" + SPACE)) > 0
+        end = buffer.rfind(b"]", 0, limit) + 1
+        depth = layout.rank - _closing(buffer, end)
+        if depth:
+            end = buffer.rfind(b",", 0, limit)
+            depth = layout.rank - _closing(buffer, max(end, 0))
+            if end < 0 or depth <= 0 or not can_cut:
+                return 0
         before = layout.depth
-        check_cut(text, before, len(text) - depth, continues=before > 0, goes_on=depth > 0)
-        parsed = parse(text, datatype)
-        lengths: list[list[int]] | None = None
-        if parsed is not None:
-            values, lists = parsed
-            if layout.rank == 1 and text.find(b"[", 1) < 0:
-                lengths = [[len(values)]]
-            elif self._has_short_lists and _closing(text, len(text)) == layout.rank:
-                lengths = short_lists(text, layout.rank, len(values))
-            if lengths is None and (is_short or not self._has_short_lists):
-                lengths = layout.lengths_in(lists, text)
-            self._window_bytes = min(most_bytes(), 2 * self._window_bytes)
-        elif is_short:
-            lengths, items = layout.items_in(load_tolerantly(text, layout.count))
-            values = values_of(items, datatype, layout.count)
-            if datatype.kind is FLOAT:
-                self.nonfinite += int(np.count_nonzero(~np.isfinite(values)))
-        if lengths is None:
-            return False
-        first = layout.count
-        layout.take(lengths, len(values), depth)
-        values = rounded(values, datatype, first)
-        if self._shape is None:
-            self._arrays.append(values.astype(datatype.wire))
+        text = completed(memoryview(buffer)[:end], before, depth)
+        if not self._take_parsed(text, depth):
+            return 0
+        check_cut(text, before, before + end, continues=before > 0, goes_on=depth > 0)
+        self._window_bytes = min(most_bytes(), 2 * self._window_bytes)
+        self._open = bytearray(b"[" * depth)
+        if depth:
+            return end + 1
+        self._finish_data()
+        return end
+
+    def _take_parsed(self, text: bytes, depth: int) -> bool:
+        """Store the numbers of *text*, which leaves *depth* lists open; False if it cannot be parsed."""
+        layout = self._layout
+        if layout.rank > 1 and not self._has_short_lists:
+            parsed = parse(text, self._datatype)
+            if parsed is None:
+                return False
+            values, lengths = parsed[0], layout.lengths_in(parsed[1], text)
         else:
-            self._arrays[0][first : first + len(values)] = values
-        if not depth:
-            self._shape = layout.finish()
-            self.done = True
+            flat_or_short = parse_fast(text, self._datatype)
+            if flat_or_short is None:
+                return False
+            values = flat_or_short
+            if layout.rank > 1:
+                counted = short_lists(text, layout.rank, len(values))
+            else:
+                counted = [[len(values)]] if text.find(b"[", 1) < 0 else None
+            if counted is None:
+                return False
+            lengths = counted
+        self._append(values, text)
+        layout.take(lengths, len(values), depth)
         return True
 
+    def _judge(self, text: bytes, opened: bytes | bytearray) -> None:
+        """See `Prover`: each value may have to be looked at, and lists may be nested in any way."""
+        layout = self._layout
+        text = layout.listed(text)
+        parsed = parse(text, self._datatype)
+        if parsed is not None:
+            self._window_bytes = min(most_bytes(), 2 * self._window_bytes)
+            values, lengths = parsed[0], layout.lengths_in(parsed[1], text)
+        else:
+            lengths, items = layout.items_in(load_tolerantly(text, self._datatype, layout.count))
+            values = values_of(items, self._datatype, layout.count)
+        self._append(values, text)
+        if parsed is None and self._datatype.kind is FLOAT:
+            self.nonfinite += int(np.count_nonzero(~np.isfinite(values)))
+        layout.take(lengths, len(values), len(opened))
+        if not opened:
+            self._finish_data()
 
-def _blanks(buffer: bytearray, window: int) -> int:
-    """How many blanks buffer[:window] begins with."""
-    first = NOT_SPACE.search(buffer, 0, window)
-    return first.start() if first is not None else window
+    def _begin_string(self, before: bytes) -> None:
+        raise CodecError(f"element {self._layout.count}: expected {self._datatype.name}, got a long string")
+
+    def _finish_data(self) -> None:
+        self._shape = self._layout.finish()
+        self.done = True
+
+    def _append(self, values: Array, text: bytes) -> None:
+        """Check, round and store *values* (float64, int64, uint64 or bool, shape [n]), parsed from *text*."""
+        first = self._layout.count
+        self._layout.expect(len(values))
+        values = rounded(values, text, self._datatype, first)
+        if self._shape is None:
+            self._arrays.append(values.astype(self._datatype.wire))
+        else:
+            self._arrays[0][first : first + len(values)] = values
 
 
 def _end_of_numbers(buffer: bytearray, window: int) -> int:
-    """Where the first quote or brace in buffer[:window] is that is none of a number; else the window's end."""
-    quote = buffer.find(b'"', 0, window)
-    if quote >= 0:
-        numbers = _QUOTED_NUMBERS.match(buffer, quote, min(window, quote + TOLERANT_PIECE_BYTES))
-        window = numbers.end() if numbers is not None else quote
-    brace = buffer.find(b"}", 0, window)
-    return brace if brace >= 0 else window
+    """Where the first quote or brace in buffer[:window] is, which numbers do not have; else the window's end."""
+    for stop in (b'"', b"}"):
+        found = buffer.find(stop, 0, window)
+        window = found if found >= 0 else window
+    return window
 
 
 def _may_be_end(buffer: bytearray, end: int) -> bool:
@@ -218,7 +216,7 @@ def _may_be_end(buffer: bytearray, end: int) -> bool:
     return not tail or tail.endswith(b"]")
 
 
-def _closing(text: bytes | bytearray, end: int) -> int:
+def _closing(text: bytearray, end: int) -> int:
     """How many closing brackets, with blanks among them, text[:end] ends with."""
     tail = bytes(memoryview(text)[max(end - _TAIL_BYTES, 0) : end])
     return tail[len(tail.rstrip(b"]" + SPACE)) :].count(b"]")

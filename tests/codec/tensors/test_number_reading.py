@@ -5,14 +5,13 @@ import os
 import struct
 from decimal import Decimal
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors import number_parsing, number_reading
-from gateway.codec.tensors.datatypes import DATATYPES, Array, Datatype
+from gateway.codec.tensors.datatypes import DATATYPES, Array
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.errors import CodecError
 from tests.codec.make_pairs import WIRE
@@ -28,7 +27,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Every test here holds with simdjson, without it, and where the tolerant path does all."""
     if request.param == "tolerant":
         for module in (number_parsing, number_reading):
-            monkeypatch.setattr(module, "parse", lambda text, datatype: None)
+            monkeypatch.setattr(module, "parse_fast", lambda text, datatype: None)
     elif request.param == "list":
         monkeypatch.setattr(number_parsing, "_PARSER", None)
     elif find_spec("simdjson") is None:
@@ -54,7 +53,6 @@ def values_of(data: str, datatype: str, shape: str) -> list[float]:
         ("[ [ 1 ] ,\r\n\t[ 2 ] ]", "UINT64", [1, 2]),
         ("[1.0,-2.0,1e2,2.50e1]", "INT32", [1, -2, 100, 25]),
         ("[-0,-0.0,0]", "INT16", [0, 0, 0]),
-        ("[-0,1]", "BOOL", [0, 1]),
         ("[true,false,1,0]", "BOOL", [1, 0, 1, 0]),
         ("[[true],[false]]", "BOOL", [1, 0]),
         ("[true,1.0]", "BOOL", [1, 1]),
@@ -114,7 +112,7 @@ def test_nonfinite_floats_are_read_in_every_spelling_and_counted(data: str, data
         ("[-1]", "UINT64", "UINT64 cannot hold -1"),
         ("[9223372036854775808]", "INT64", "INT64 cannot hold 9223372036854775808"),
         ("[-9223372036854775809]", "INT64", "INT64 cannot hold -9223372036854775809"),
-        ("[300.0]", "UINT8", "expected UINT8, got 300.0"),
+        ("[300.0]", "UINT8", "UINT8 cannot hold 300"),
         ("[1e300]", "INT64", "expected INT64, got 1e300"),
         ("[1,1.5]", "INT32", "element 1: expected INT32, got 1.5"),
         ("[1e400]", "INT32", "INT32"),
@@ -125,10 +123,11 @@ def test_nonfinite_floats_are_read_in_every_spelling_and_counted(data: str, data
         ("[true]", "INT32", "expected INT32, got true"),
         ("[true]", "FP32", "expected FP32, got true"),
         ("[false]", "UINT64", "expected UINT64, got false"),
-        ('["1"]', "FP32", 'element 0: expected FP32, got "1"'),
-        ('[1,2,"3"]', "INT64", 'element 2: expected INT64, got "3"'),
-        ('["nan"]', "FP32", 'got "nan"'),
-        (f'[1,"{"x" * 5000}"]', "FP32", "element 1: expected FP32, got '\"xxx"),
+        ('["1"]', "FP32", "element 0: expected FP32, got a string"),
+        ('[1,2,"3"]', "INT64", "element 2: expected INT64, got a string"),
+        ('["nan"]', "FP32", "got a string"),
+        (f'[1,"{"x" * 5000}"]', "FP32", "element 1: expected FP32, got a long string"),
+        ("[-0]", "BOOL", ""),
         ('["NaN" "NaN"]', "FP32", ""),
         ('[-"Infinity"]', "FP32", ""),
         ('[1"NaN"]', "FP32", ""),
@@ -330,22 +329,22 @@ def test_decimal_just_above_a_tie_of_denormals_is_rounded_up() -> None:
 def test_many_ties_are_looked_up_a_few_at_a_time(
     datatype: str, tie: str, above: str, nested: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_at: list[int] = []
-    look_at = number_parsing.values_of
+    looked_up: list[int] = []
+    look_up = number_parsing._moved_off_ties
 
-    def counted(items: list[Any], datatype: Datatype, first: int) -> Array:
-        looked_at.append(len(items))
-        return look_at(items, datatype, first)
+    def counted(values: Array, tied: Array, text: bytes) -> Array:
+        looked_up.append(len(tied))
+        return look_up(values, tied, text)
 
-    monkeypatch.setattr(number_reading, "values_of", counted)
+    monkeypatch.setattr(number_parsing, "_moved_off_ties", counted)
     count = 20_000
     numbers = [above if index % 7 == 0 else tie for index in range(count)]
     data = "[" + ",".join(f"[{number}]" if nested else number for number in numbers) + "]"
     blob = only_blob(one_output(data, datatype, f"[{count},1]"))
     bits = np.frombuffer(blob, "<u2" if datatype == "BF16" else "<u4")
     assert all(bits[::7] == bits[1] + 1)  # the ties go to the even neighbour, which is the lower one
-    assert sum(looked_at) == count
-    assert max(looked_at) <= number_reading.TOLERANT_PIECE_BYTES / len(tie)
+    assert sum(looked_up) == count
+    assert max(looked_up) <= 2 * number_parsing.TIED_PIECE_BYTES / len(tie)
 
 
 @pytest.mark.parametrize(("datatype", "smallest"), [("FP16", 2.0**-24), ("BF16", 2.0**-133), ("FP32", 2.0**-149)])
@@ -447,7 +446,7 @@ def test_exponents_beyond_all_measure_are_refused_by_output(number: str, datatyp
 
 def test_piece_of_nothing_but_blanks_between_two_commas_is_refused() -> None:
     data = b"[1," + b" " * (PIECE_BYTES - 2) + b",2]"
-    with pytest.raises(CodecError, match="element 1: expected INT32|without a"):
+    with pytest.raises(CodecError, match="without a"):
         only_blob(one_output(data, "INT32", "[2]"))
 
 

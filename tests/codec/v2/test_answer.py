@@ -187,7 +187,7 @@ def test_answer_that_is_not_what_it_should_be_is_refused(text: str) -> None:
         (output(data="[300]", datatype="UINT8"), "output 'y'.*300"),
         (output(data="[1.5]", datatype="INT32"), "output 'y'.*1.5"),
         (output(shape="[2]"), "output 'y'.*expected 2 elements, got 1"),
-        (output(data="[1"), "output 'y'.*expected INT8, got '}]}'"),
+        (output(data="[1"), "output 'y'.*brackets do not match"),
         (output(datatype="FOO"), "output 'y': datatype must be one of BOOL.*got \"FOO\""),
         (output(datatype="int8"), "output 'y': datatype must be one of.*upper case, \"INT8\""),
         ('{"name":"y","datatype":7,"shape":[1],"data":[1]}', "output 'y': datatype must be one of.*got 7"),
