@@ -615,7 +615,7 @@ async def test_no_octets_reach_an_endpoint_that_has_not_said_that_it_reads_them(
     """It dies at any moment. Two retries of each of so few requests are always within the budget (`RETRIES_PER_S`)."""
     async with one_of_two_passing() as (client, binary, other, _):
         binary.dies_at = len(binary.inferences) + n_read
-        arrays = [ARRAY, ARRAY, ARRAY, IMAGE] * 3
+        arrays = [ARRAY, ARRAY, IMAGE, LARGE] * 3
         headers = [request(array) for array in arrays]
         asked = (
             client.infer(header + array.tobytes(), len(header)) for header, array in zip(headers, arrays, strict=True)
@@ -654,7 +654,7 @@ async def test_an_attempt_that_cannot_pass_is_transcoded_within_the_same_call() 
     assert new['tensor_gateway_requests_total{code="200",model="identity",protocol="http",route="main"}'] == 1
 
 
-@pytest.mark.parametrize("array", [ARRAY, IMAGE])
+@pytest.mark.parametrize("array", [ARRAY, IMAGE, LARGE])
 async def test_a_body_that_was_not_sent_yet_becomes_json_if_the_endpoint_is_doubted_meanwhile(array: Any) -> None:
     server, header = Server(), request(array)
     whole = header + array.tobytes()
