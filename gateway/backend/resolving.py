@@ -21,7 +21,7 @@ from gateway.backend.tasks import Tasks
 from gateway.config.values import first_of
 
 REPEAT_S = 1.0
-"""How soon a name is looked up again after a failure, or if no server answers at its addresses.
+"""How soon after a look-up a name is looked up again if that failed, or if no server answers at its addresses.
 
 After each further failure in a row this time doubles, up to `dns_refresh`.
 """
@@ -35,8 +35,8 @@ MAX_ADDRESSES = 128
 SHOWN_ADDRESSES = 8
 """How many addresses a line of the log lists."""
 
-JITTER = 0.1
-"""The share of `REPEAT_S` by which the names may be checked earlier, so that workers do not ask at the same moment."""
+TICK, JITTER = 0.25, 0.1
+"""How often names are checked: their share of `REPEAT_S`, and of that what may be missing, so that workers differ."""
 
 AddressInfo = tuple[int, int, int, str, Any]
 """A result of `socket.getaddrinfo`: family, type, protocol, canonical name, socket address."""
@@ -94,8 +94,8 @@ class Names:
 
     async def start(self) -> None:
         """Begin to look names up, and wait `START_WAIT_S` for unknown names; raises nothing if look-ups fail."""
-        self.stop()
-        self._watching = self._tasks.begin(self._watch()) if self._names else None
+        if self._names and self._watching is None:  # frequent reloads must not begin its pauses anew
+            self._watching = self._tasks.begin(self._watch())
         if unknown := [self._begin(name) for name in self._names.values() if not name.addresses]:
             await asyncio.wait(unknown, timeout=START_WAIT_S)
 
@@ -103,6 +103,7 @@ class Names:
         """Look up no more names, except for requests that still need one."""
         if self._watching is not None:
             self._watching.cancel()
+            self._watching = None
 
     async def close(self) -> None:
         """Cancel all look-ups; to be called when no request needs one any more."""
@@ -130,19 +131,23 @@ class Names:
         return f", the host name {endpoint.host!r} is still being looked up" if is_waiting else ""
 
     def look_up_soon(self, endpoint: Endpoint) -> None:
-        """Look the name of *endpoint* up again soon, because no server answers; at most once in `REPEAT_S`."""
-        if (name := self._names.get(endpoint.host)) is not None:
+        """Look the name of *endpoint* up again, because no server answers; at most once in `REPEAT_S`."""
+        if self._watching is not None and (name := self._names.get(endpoint.host)) is not None:
             name.is_silent = True
+            self._begin_if_due(name)
 
     async def _watch(self) -> None:
-        """Look each name up again when its pause is over, which is checked once in `REPEAT_S`."""
-        loop = asyncio.get_running_loop()
+        """Look each name up again when its pause is over, which is checked several times in the shortest pause."""
         while True:
-            tick_s = min(REPEAT_S, self._refresh_s)
+            tick_s = min(REPEAT_S, self._refresh_s) * TICK
             await asyncio.sleep(tick_s * (1 - JITTER * random.random()))  # noqa: S311  hides nothing
             for name in self._names.values():
-                if loop.time() - name.asked_s >= self._pause_s(name):
-                    self._begin(name)
+                self._begin_if_due(name)
+
+    def _begin_if_due(self, name: _Name) -> None:
+        """Begin to look *name* up if its pause is over."""
+        if asyncio.get_running_loop().time() - name.asked_s >= self._pause_s(name):
+            self._begin(name)
 
     def _pause_s(self, name: _Name) -> float:
         """Seconds from one look-up of *name* to the next."""

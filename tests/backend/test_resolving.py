@@ -519,6 +519,20 @@ async def test_a_name_whose_addresses_do_not_answer_is_looked_up_again_soon_but_
     await upstream.close()
 
 
+async def test_a_name_whose_server_has_moved_is_looked_up_at_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    zone = Zone(monkeypatch, "127.0.0.1")
+    upstream = upstream_to("http://models.example:1", "dns_refresh: 1h")
+    await upstream.start()
+    upstream.names._names["models.example"].asked_s -= REPEAT_S
+    zone.addresses = ("127.0.0.2",)
+    with pytest.raises(GatewayError, match="Connection refused"):
+        await ask(upstream, "GET", whole(b""))
+    await turns()
+    assert zone.n_asked == 2
+    assert upstream.endpoints.states[0].endpoint.addresses == ("127.0.0.2",)
+    await upstream.close()
+
+
 async def test_a_name_whose_addresses_are_silent_is_looked_up_again_soon_too(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     Zone(monkeypatch, "10.0.0.1")
@@ -661,6 +675,17 @@ async def test_a_shorter_dns_refresh_holds_from_the_reload_on(monkeypatch: pytes
     await names.start()
     names.configure([endpoint()], 0.001)
     await until(lambda: zone.n_asked > 3)
+    await names.close()
+
+
+async def test_reloads_that_follow_each_other_put_no_look_up_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolving, "REPEAT_S", 0.2)
+    zone = Zone(monkeypatch, "10.0.0.1")
+    names, _ = names_of(URL, refresh_s=0.2)
+    for _ in range(60):
+        await names.start()
+        await asyncio.sleep(0.01)
+    assert zone.n_asked > 1
     await names.close()
 
 
