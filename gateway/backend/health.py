@@ -82,19 +82,20 @@ class HealthProbes:
     async def _watch(self, settings: Health) -> None:
         """Probe the backend's current endpoints one after the other, each once in `health.interval`.
 
-        They are not probed all in the same moment: many handshakes would hold the event loop. An endpoint whose probe
-        has not ended is passed over.
+        They are not probed all in the same moment: many handshakes would hold the event loop. New ones come first, then
+        the one whose turn was longest ago. An endpoint whose probe has not ended is passed over.
         """
-        probing: dict[EndpointState, asyncio.Task[None]] = {}
-        round_s = first_round_s(settings.interval, random.random())  # noqa: S311  hides nothing
+        last: dict[EndpointState, asyncio.Task[None]] = {}  # in the order of their turns
+        round_s = first_round_s
         while True:
-            states = self._endpoints.states
-            probing = {state: task for state, task in probing.items() if not task.done()}
-            for state in states:
-                if state not in probing:
-                    probing[state] = self._tasks.begin(self._probe(state, settings))
-                await asyncio.sleep(round_s / len(states))
-            round_s = next_round_s(settings.interval, random.random())  # noqa: S311
+            share = random.random()  # noqa: S311  hides nothing
+            await asyncio.sleep(round_s(settings.interval, share) / len(self._endpoints.states))
+            last = {state: probe for state, probe in last.items() if state.is_kept}
+            new = [state for state in self._endpoints.states if state not in last]
+            state = next(iter((*new, *last)))
+            probe = last.pop(state, None)
+            last[state] = self._tasks.begin(self._probe(state, settings)) if probe is None or probe.done() else probe
+            round_s = first_round_s if len(new) > 1 else next_round_s
 
     async def _probe(self, state: EndpointState, settings: Health) -> None:
         """Probe one endpoint once, and judge it."""

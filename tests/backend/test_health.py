@@ -3,15 +3,16 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from gateway import __version__
-from gateway.backend.endpoints import EndpointState
+from gateway.backend.endpoints import Endpoint, EndpointState
+from gateway.backend.health import HealthProbes
 from gateway.backend.upstream import Upstream
-from gateway.config import parse
+from gateway.config import Health, parse
 from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import BackendPlan, Plan
 from gateway.policy import health as policy
@@ -239,6 +240,30 @@ async def test_probes_follow_the_addresses_of_a_name(monkeypatch: pytest.MonkeyP
     finally:
         await second.close()
         await third.close()
+
+
+async def test_new_endpoints_are_probed_first_and_those_that_left_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def probe(_: HealthProbes, state: EndpointState, __: Health) -> Awaitable[None]:
+        asked.append(state.endpoint.port)
+        return asyncio.sleep(0)
+
+    monkeypatch.setattr(HealthProbes, "_probe", probe)
+    async with probing("http://127.0.0.1:1", interval="40ms") as (upstream, _):
+
+        def replace(*ports: int) -> None:
+            upstream.endpoints.replace([Endpoint.parse(f"http://127.0.0.1:{port}", None) for port in ports])
+
+        replace(1, 2, 3, 4)
+        await until(lambda: len(asked) >= 6)
+        n_before = len(asked)
+        replace(1, 2, 5, 6)
+        await until(lambda: asked.count(6) >= 2)
+    after = asked[n_before:]
+    assert after[:2] == [5, 6]
+    assert sorted(after[2:4]) == [1, 2]
+    assert not {3, 4} & set(after)
 
 
 async def test_requests_go_where_probes_find_the_endpoint_up_and_anywhere_if_none_is() -> None:
