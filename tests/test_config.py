@@ -372,6 +372,13 @@ def test_mistakes_are_named(text: str, message: str) -> None:
     assert "\n" not in str(caught.value), "one mistake, one line"
 
 
+@pytest.mark.parametrize("sticky", ["header", "header:", "header:a b"])
+def test_nothing_is_guessed_where_a_header_has_no_name(sticky: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(one_backend(f"sticky: '{sticky}'"))
+    assert str(caught.value).endswith(f"such as header:X-Session, got '{sticky}'")
+
+
 def test_what_is_said_of_models_reaches_the_codec() -> None:
     text = (
         "dialect: auto, models: {m: {inputs: {x: {datatype: BF16, shape: [-1, 4]}}, outputs: {y: {}, z: {shape: []}}, "

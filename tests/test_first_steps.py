@@ -110,6 +110,8 @@ def test_a_file_that_may_not_be_read_is_one_line(tmp_path: Path) -> None:
         ("http://x/v2", "endpoints[0]", "leave out /v2"),
         ("x:8000", "endpoints[0]", "did you mean `http://x:8000`?"),
         ("grpc://x:8001", "endpoints[0]", "not of its gRPC port"),
+        ("http//x:8000", "endpoints[0]", "got 'http//x:8000'\n"),  # and no guess, which would be worse
+        ("unix:/run/x.sock", "endpoints[0]", "got 'unix:/run/x.sock'\n"),
     ],
 )
 def test_check_names_the_line_of_an_odd_url(tmp_path: Path, endpoint: str, key: str, reason: str) -> None:

@@ -314,7 +314,7 @@ KINDS: dict[type, Kind] = {
 # fmt: on
 
 
-_CHOICES = {Sticky: ["none", "sequence_id", "header:"], Workers: ["auto"]}
+_CHOICES = {Sticky: ["none", "sequence_id"], Workers: ["auto"]}
 """Words with a meaning of their own in some kinds, of which a misspelt one is guessed."""
 
 
@@ -325,8 +325,7 @@ def meant(value: Any, type_: Any, choices: list[str]) -> str | None:
     if type_ is not Endpoint:
         return nearest(value, choices or _CHOICES.get(type_, []))
     # a word alone is more probably something else than a host's name
-    is_host = ":" in value or value == "localhost"
-    if "://" in value or "@" in value or not is_host or len(value) > SHOWN_CHARACTERS:
+    if len(value) > SHOWN_CHARACTERS or not re.match("localhost$|[^/@]+:[0-9][^@]*$", value):
         return None
     try:
         return str(read(Endpoint, f"http://{value}", Path()))
