@@ -146,7 +146,8 @@ class Body:
     def _input(self, operation: str, name: Any, at: str) -> Raw:
         if not isinstance(name, str) or name not in self._inputs:
             there = f"there are {', '.join(self._inputs)}" if self._inputs else "`inputs` names none"
-            return self._fault(at, f"no such input: {there}; $parameters and $id are known, $$ is the text $")
+            also = "its name stands here without $" if operation else "$parameters and $id are known, $$ is the text $"
+            return self._fault(at, f"no such input: {there}; {also}")
         datatype, shape = self._inputs[name]
         if operation == "$b64" and (datatype is None or datatype.kind is not Kind.BYTES):
             self._fault(at, f"expected an input with `datatype: BYTES`, and `{name}` is none")

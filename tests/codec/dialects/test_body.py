@@ -190,6 +190,7 @@ def test_an_input_with_the_name_of_something_else_is_told_so() -> None:
         ("{a: [{$foo: x}], x: $x}", {".a[0].$foo": r"unknown; known are \$each, .*"}),
         ("{$flat: x, b: 1}", {".$flat": "expected `\\$flat` alone in its object", "": "input `x` .*"}),
         ("[{$flat: 3}, $x]", {"[0].$flat": "no such input: there are x; .*"}),
+        ("[{$flat: $x}, $x]", {"[0].$flat": "no such input: there are x; its name stands here without \\$"}),
         ("[$x, {$each: {a: {$rows: x}}}]", {}),
         ("[{$b64: x}]", {"[0].$b64": "expected an input with `datatype: BYTES`.*"}),
         ("{$each: {$each: $x}}", {".$each.$each": "expected no `\\$each` inside.*",
