@@ -314,7 +314,7 @@ async def _drain(application: Application) -> int:
     """Let requests in flight finish, unless a (second) SIGINT comes, and return the exit code."""
     draining = asyncio.ensure_future(application.drain())
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, draining.cancel)
-    announce.info("draining: no new connections; requests in flight are finished; Ctrl-C (SIGINT) cuts them off")
+    announce.info("draining: requests in flight are finished; Ctrl-C (SIGINT) cuts them off")
     try:
         await draining
     except asyncio.CancelledError:
