@@ -209,7 +209,7 @@ async def test_a_port_that_workers_have_is_named_too_and_the_key_of_the_file(
         assert result.returncode == 1
         assert re.fullmatch(
             rf"tensor-gateway: cannot listen on {clients}: address already in use by python[\d.]* "
-            r"\(pid \d+\); to listen elsewhere: listen: ADDRESS\n",
+            r"\(pid \d+\); to listen elsewhere: `listen: ADDRESS` in the file\n",
             result.stderr,
         )
 

@@ -18,7 +18,7 @@ _LISTENS = "0A"  # of TCP, in /proc/net/tcp
 _ACCEPTS = 0x10000  # __SO_ACCEPTCON, in /proc/net/unix
 _TAKEN = os.strerror(errno.EADDRINUSE).lower()
 
-COMMAND_LINE, FILE = "--{} ADDRESS", "{}: ADDRESS"
+COMMAND_LINE, FILE = "--{} ADDRESS", "`{}: ADDRESS` in the file"
 """With which words a user says where to listen, on the command line and in a file."""
 
 
