@@ -156,12 +156,14 @@ async def test_a_name_that_does_not_exist() -> None:
     assert found.code == 2
 
 
-async def test_a_gateway_is_recognized_at_both_of_its_listeners(server: JsonServer) -> None:
-    async with running(server.url) as gateway:
-        clients, admin = await asyncio.gather(doctor(gateway.url), doctor(gateway.admin))
+async def test_a_gateway_is_recognized_at_all_of_its_listeners(server: JsonServer) -> None:
+    async with running(server.url, "grpc: 127.0.0.1:0") as gateway:
+        urls = gateway.url, gateway.admin, *gateway.gateway.grpc_urls
+        clients, admin, grpc = await asyncio.gather(*map(doctor, urls))
     assert clients.findings("problem") == ["this is a tensor-gateway: name the inference server behind it"]
     assert admin.findings("problem") == ["this is the admin listener of a tensor-gateway: name the inference server"]
-    assert (clients.code, admin.code) == (2, 2)
+    assert grpc.findings("problem") == ["this is the gRPC port of a tensor-gateway: name the inference server"]
+    assert (clients.code, admin.code, grpc.code) == (2, 2, 2)
 
 
 @pytest.mark.parametrize(

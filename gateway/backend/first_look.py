@@ -107,12 +107,10 @@ class FirstLook:
         await self._looks.close()
 
     async def _look_at_backend(self, name: str, backend: Backend, urls: Iterable[str]) -> None:
-        try:
+        with suppress(ConfigError):  # files have changed since the start; requests report this
             # in a thread, because loading the system's authorities takes 20 ms
             tls = await asyncio.to_thread(TlsContext, f"backends.{name}.tls", backend.tls) if uses_tls(urls) else None
             await asyncio.gather(*(self._look(name, backend, Endpoint.parse(url, tls)) for url in urls))
-        except ConfigError:  # files have changed since the start; requests report this
-            return
 
     async def _look(self, name: str, backend: Backend, endpoint: Endpoint) -> None:
         """Look at *endpoint*, and log the finding."""
@@ -231,6 +229,7 @@ async def _first_bytes(endpoint: Endpoint, sent: bytes, n_bytes: int) -> bytes:
 _SIGNS: tuple[tuple[int, int, bytes, int, str], ...] = (
     # nginx's, if no certificate was sent, or one that it does not accept
     (400, 400, b"SSL certificate", BAD, "{says}, since it wants a client certificate: " + _CLIENT_CERTIFICATE),
+    (400, 400, b"this port speaks gRPC", BAD, "this is the gRPC port of a tensor-gateway: name the inference server"),
     (404, 404, b"/-/live", BAD, "this is the admin listener of a tensor-gateway: name the inference server"),
     (404, 404, TORCHSERVES_404, GOOD, "TorchServe answers; it has no metadata of the V2 protocol, and reads its "
      "inferences with service_envelope=kservev2"),

@@ -156,7 +156,7 @@ class GrpcConnection(Connection):
         if preface == frames.PREFACE:
             self.sender.greet(int(self.owner.limits.head))
         else:
-            log.warning("client %s: what has come at the port for gRPC is no HTTP/2", self.peer.address)
+            log.warning("client %s does not speak HTTP/2, which the port for gRPC needs", self.peer.address)
             self.write(frames.WRONG_PORT)
             self._close()
 
