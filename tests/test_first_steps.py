@@ -235,6 +235,12 @@ def test_who_listens_on_an_address_that_overlaps_is_found(host: str, asked: str)
     assert ports.user_of(Address(f"{asked}:{port}")) == ""
 
 
+def test_who_listens_on_the_same_port_of_another_address_is_not_named() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as other:
+        assert ports.user_of(Address(f"127.0.0.1:{other.getsockname()[1]}")) == ""
+        assert ports.user_of(Address(f"127.0.0.2:{other.getsockname()[1]}")) != ""
+
+
 def test_a_machine_without_proc_says_only_that_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_PROC", tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -9,6 +9,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -240,10 +241,6 @@ def _size(match: re.Match[str], base: Path) -> Size:
     return Size(int(match[1]) * SIZE_UNITS[match[2]])
 
 
-def _workers(match: re.Match[str], base: Path) -> Workers:
-    return Workers(usable_cores() if match[0] == "auto" else match[0])
-
-
 def _address(match: re.Match[str], base: Path) -> Address | None:
     if match[2] is not None:
         return Address(match[0]) if int(match[2]) <= 65535 else None
@@ -278,10 +275,9 @@ def _file_path(match: re.Match[str], base: Path) -> FilePath | None:
 
 
 def _proxy_network(match: re.Match[str], base: Path) -> ProxyNetwork | None:
-    try:
+    with suppress(ValueError):
         return ProxyNetwork(match[0] if match[0] == "unix" else ipaddress.ip_network(match[0]))
-    except ValueError:
-        return None
+    return None
 
 
 class Kind(NamedTuple):
@@ -300,7 +296,8 @@ KINDS: dict[type, Kind] = {
     Duration: Kind("a duration with a unit, such as 250ms, 2s or 5m",
                    r"([0-9]{1,15}(?:\.[0-9]+)?)(ms|s|m|h)", _duration),
     Size: Kind("a size with a unit, such as 64KiB, 256MiB or 1GiB", "([0-9]{1,15})(B|KiB|MiB|GiB)", _size),
-    Workers: Kind("a whole number or auto", "auto|-?[0-9]{1,9}", _workers),
+    Workers: Kind("a whole number or auto", "auto|-?[0-9]{1,9}",
+                  lambda match, base: Workers(usable_cores() if match[0] == "auto" else match[0])),
     Address: Kind("host:port, such as 127.0.0.1:8080",
                   r"unix:([^\0]+)|(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.:-]+):([0-9]{1,5})", _address),
     Endpoint: Kind("a URL of scheme, host and port, such as http://127.0.0.1:8000",
@@ -327,7 +324,6 @@ def meant(value: Any, type_: Any, choices: list[str]) -> str | None:
     # a word alone is more probably something else than a host's name
     if len(value) > SHOWN_CHARACTERS or not re.match("localhost$|[^/@]+:[0-9][^@]*$", value):
         return None
-    try:
+    with suppress(ValueError):
         return str(read(Endpoint, f"http://{value}", Path()))
-    except ValueError:
-        return None
+    return None

@@ -7,6 +7,7 @@ listening (`client.listeners`).
 import errno
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -34,28 +35,31 @@ def explained(error: OSError, config: Config, said_by: str) -> OSError:
         if address is None:
             continue
         said = f"cannot listen on {address}: {_TAKEN}"
-        is_first = error.strerror == said
-        if is_first or not (address.is_unix or is_free(address)):  # at the others the next start would fail
-            line = f"{said}{user_of(address)}; to listen elsewhere: {said_by.format(key)}"
-            lines.insert(0 if is_first else len(lines), line)
+        # at the others that are taken the next start would fail
+        if error.strerror == said or not (address.is_unix or is_free(address)):
+            lines.append(f"{said}{user_of(address)}; to listen elsewhere: {said_by.format(key)}")
     return OSError(error.errno, "\n".join(lines)) if lines else error
 
 
 def user_of(address: Address) -> str:
-    """Words that say which process listens on *address*, for TCP on its port; empty if that cannot be found out."""
+    """Words that say which process listens on *address*; empty if that cannot be found out."""
     with suppress(OSError, ValueError, IndexError):
-        inodes = set(_unix_sockets(address.path) if address.is_unix else _tcp_sockets(address.port))
+        inodes = set(_unix_sockets(address.path) if address.is_unix else _tcp_sockets(address))
         return f" by {_process_with(inodes)}" if inodes else ""
     return ""
 
 
-def _tcp_sockets(port: int) -> Iterator[int]:
-    """The inodes of the sockets that listen on *port*."""
-    for file in ("net/tcp", "net/tcp6"):
+def _tcp_sockets(address: Address) -> Iterator[int]:
+    """The inodes of the sockets besides which *address* cannot be listened on."""
+    for file, family, words in (("net/tcp", socket.AF_INET, "I"), ("net/tcp6", socket.AF_INET6, "4I")):
         with suppress(FileNotFoundError), (_PROC / file).open() as lines:
             for fields in map(str.split, lines):
-                if fields[3] == _LISTENS and int(fields[1][-4:], 16) == port:
-                    yield int(fields[9])
+                host, _, port = fields[1].partition(":")
+                if fields[3] == _LISTENS:
+                    # the kernel writes numbers of 32 bits, each in the machine's order
+                    packed = struct.pack(f"={words}", *struct.unpack(f">{words}", bytes.fromhex(host)))
+                    if address.takes(Address(f"[{socket.inet_ntop(family, packed)}]:{int(port, 16)}")):
+                        yield int(fields[9])
 
 
 def _unix_sockets(path: str) -> Iterator[int]:
