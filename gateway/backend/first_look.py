@@ -144,7 +144,7 @@ async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
     try:
         answer = await get("/v2")
     except NoAnswerError as error:
-        until_then = " Until then requests get 503" if _is_refused(error) else ""
+        until_then = " Until then requests get 503" if _is_refused(error) and len(backend.endpoints) == 1 else ""
         return Finding(BAD, f"{await why_no_answer(endpoint, error)}{until_then}")
     if backend.dialect == TEMPLATE:
         return Finding(GOOD, f"answers HTTP ({answer.status_line})")
