@@ -61,6 +61,7 @@ class Server:
         self.slow_connections = dict.fromkeys(("header_timeout", "body_timeout", "client_idle"), 0)
         """Connections that were ended because their clients were too slow, by the limit's name, since the start."""
         self._warnings = OncePerInterval()
+        self.warnings_of_protocols = OncePerInterval()
         self._opening: dict[Connection, asyncio.Task[None]] = {}
         """The connections that were accepted and are not open yet: with TLS, their handshake goes on."""
         self._open: set[Connection] = set()

@@ -391,12 +391,17 @@ async def test_fields_of_an_answer_that_take_several_frames(server: JsonServer) 
         assert "y" * 1000 in [str(value) for _, value in raw.decoder.decode(begun + rest)]
 
 
-async def test_http1_on_this_port_is_told_what_it_is(both: Both) -> None:
-    async with connected(address_of(both[0]), begins=False) as raw:
-        await raw.send(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
-        reply = await raw.reader.read()
-    assert reply.startswith(b"HTTP/1.1 400 ")
-    assert b"this port speaks gRPC" in reply
+async def test_http1_on_this_port_is_told_what_it_is(both: Both, caplog: pytest.LogCaptureFixture) -> None:
+    """The operator is told of the first such client in a minute: there may be thousands."""
+    for _ in range(3):
+        async with connected(address_of(both[0]), begins=False) as raw:
+            await raw.send(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+            reply = await raw.reader.read()
+        assert reply.startswith(b"HTTP/1.1 400 ")
+        assert b"this port speaks gRPC" in reply
+    assert [record.message for record in caplog.records if "does not speak HTTP/2" in record.message] == [
+        "client 127.0.0.1 does not speak HTTP/2, which the port for gRPC needs"
+    ]
 
 
 @pytest.mark.parametrize("n_bytes", [1, 3, 4, 6])

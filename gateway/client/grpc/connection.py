@@ -156,7 +156,8 @@ class GrpcConnection(Connection):
         if preface == frames.PREFACE:
             self.sender.greet(int(self.owner.limits.head))
         else:
-            log.warning("client %s does not speak HTTP/2, which the port for gRPC needs", self.peer.address)
+            if self.owner.warnings_of_protocols.allows(self.time()):
+                log.warning("client %s does not speak HTTP/2, which the port for gRPC needs", self.peer.address)
             self.write(frames.WRONG_PORT)
             self._close()
 
