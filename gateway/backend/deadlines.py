@@ -10,6 +10,9 @@ from gateway.errors import ErrorKind, GatewayError
 
 _WORDS = {"idle": "was silent in the middle for", "first_byte": "did not begin to answer within"}
 
+LATE_S = 0.01
+"""How late a deadline may be, so that many that are over soon after each other are looked at together."""
+
 
 class Watch:
     """The timer that all attempts of one backend share: one for each would take 3 % of a small request.
@@ -38,7 +41,7 @@ class Watch:
         for deadlines in [each for each in self.running if now_s >= each.ends_at]:
             deadlines.expire(now_s)
         if self.running:
-            self.look_by(min([each.ends_at for each in self.running]))
+            self.look_by(max(min([each.ends_at for each in self.running]), now_s + LATE_S))
 
 
 class Deadlines:

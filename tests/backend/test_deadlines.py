@@ -172,3 +172,27 @@ async def test_an_expired_attempt_leaves_no_cancellation_behind() -> None:
     assert task.cancelling() == 0
     await asyncio.sleep(0)
     assert not deadlines.is_clients()
+
+
+async def test_deadlines_that_are_over_soon_after_each_other_are_looked_at_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[float] = []
+    look = Watch._look
+
+    def noting(watch: Watch) -> None:
+        looks.append(watch.loop.time())
+        look(watch)
+
+    monkeypatch.setattr(Watch, "_look", noting)
+    loop = asyncio.get_running_loop()
+    watch = Watch(loop, timeouts(MINUTES_S))
+
+    async def attempt(total_s: float) -> bool:
+        deadlines = Deadlines(watch, loop.time() + total_s, loop.time())
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return deadlines.stop()
+
+    assert all(await asyncio.gather(*(attempt(number / 1000) for number in range(1, 101))))
+    assert len(looks) < 30
