@@ -507,7 +507,7 @@ async def test_a_name_whose_addresses_do_not_answer_is_looked_up_again_soon_but_
 ) -> None:
     monkeypatch.setattr(resolving, "REPEAT_S", 0.4)
     zone = Zone(monkeypatch, "127.0.0.1")
-    upstream = upstream_to("http://models.example:1", "dns_refresh: 1h")
+    upstream = upstream_to("http://models.example:1", "dns_refresh: 1h, retry: {attempts: 1}")
     await upstream.start()
     for _ in range(3):
         with pytest.raises(GatewayError, match="Connection refused"):
