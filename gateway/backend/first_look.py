@@ -58,6 +58,9 @@ _TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # the first bytes of reco
 _AS = {TENSORFLOW: "TensorFlow Serving and KServe's V1 protocol do", MLFLOW: "MLflow's scoring server does"}
 """Words for messages: which servers answer in each dialect."""
 
+AT_ONCE = 8
+"""How many endpoints are looked at at the same time: each look may be a handshake."""
+
 _UNKNOWN = (
     "not a server of a protocol that the gateway knows? If only its metadata is missing, inferences pass all the same"
 )
@@ -92,6 +95,7 @@ class FirstLook:
         self._via = f"1.1 {gateway}"
         self._known: set[tuple[str, str]] = set()
         self._looks = Tasks()
+        self._free = asyncio.Semaphore(AT_ONCE)
 
     def look_at(self, config: Config) -> None:
         """Begin to look at the endpoints of *config* that the previous configuration did not have; does not wait."""
@@ -117,7 +121,7 @@ class FirstLook:
         headers = BackendHeaders(backend.headers.set, backend.headers.remove).probing("first look")
         connections = own_connections(name, backend.timeouts.connect)
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with self._free, asyncio.timeout(LOOK_S):
                 endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
                 asker = Asker(connections, endpoint, [*headers, ("Via", self._via)])
                 finding = await _find(backend, endpoint, asker.get)
