@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -679,56 +680,56 @@ class Starting:
         monkeypatch.setattr(_WorkerProcess, "ask", ask_slowly)
 
 
+@asynccontextmanager
+async def two_workers_with_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Supervisor, Callable[[], Config], Path, Starting]]:
+    """Who runs them, what reads their configuration again, the file of tokens, and what stops workers that start."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a: old\n")
+    async with lying(A) as a:
+        read = partial(configuration, a.url, f"access: {{tokens_file: {tokens}}}\n")
+        supervisor = await Supervisor.start(read())
+        try:
+            yield supervisor, read, tokens, Starting(monkeypatch)
+        finally:
+            await supervisor.stop()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("n_starting", [1, 2])
 async def test_workers_that_started_meanwhile_get_what_they_have_missed(
     n_starting: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With both starting, no worker serves at the reload; one that cannot take it any more is replaced."""
-    tokens = tmp_path / "tokens"
-    tokens.write_text("a: old\n")
-    access = f"access: {{tokens_file: {tokens}}}\n"
-    async with lying(A) as a:
-        supervisor = await Supervisor.start(configuration(a.url, access))
-        starting = Starting(monkeypatch)
-        try:
-            for worker in list(supervisor._workers.values())[:n_starting]:
-                os.kill(worker.pid, signal.SIGKILL)
-            for _ in range(n_starting):
-                await starting.have_begun.acquire()
-            tokens.write_text("a: new\n")  # the configuration itself stays as it was
-            await supervisor.replace(configuration(a.url, access))
-            starting.may_go_on.set()
-            await until(lambda: is_ready(supervisor))
-            async with aiohttp.ClientSession(headers={"Connection": "close"}) as session:
-                for _ in range(20):
-                    async with session.get(supervisor.listen_url, headers={"X-Api-Key": "new"}) as response:
-                        assert response.status == 200
-        finally:
-            await supervisor.stop()
+    async with two_workers_with_tokens(tmp_path, monkeypatch) as (supervisor, read, tokens, starting):
+        for worker in list(supervisor._workers.values())[:n_starting]:
+            os.kill(worker.pid, signal.SIGKILL)
+        for _ in range(n_starting):
+            await starting.have_begun.acquire()
+        tokens.write_text("a: new\n")  # the configuration itself stays as it was
+        await supervisor.replace(read())
+        starting.may_go_on.set()
+        await until(lambda: is_ready(supervisor))
+        async with aiohttp.ClientSession(headers={"Connection": "close"}) as session:
+            for _ in range(20):
+                async with session.get(supervisor.listen_url, headers={"X-Api-Key": "new"}) as response:
+                    assert response.status == 200
 
 
 @pytest.mark.slow
 async def test_a_worker_that_cannot_take_the_reload_it_has_missed_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("a: old\n")
-    access = f"access: {{tokens_file: {tokens}}}\n"
-    async with lying(A) as a:
-        supervisor = await Supervisor.start(configuration(a.url, access))
-        starting = Starting(monkeypatch)
-        try:
-            os.kill(next(iter(supervisor._workers)), signal.SIGKILL)
-            await starting.have_begun.acquire()
-            await supervisor.replace(configuration(a.url, access))
-            tokens.write_text("no token\n")
-            starting.may_go_on.set()
-            await until_said(caplog, "a worker did not start")
-            tokens.write_text("a: new\n")
-            await until(lambda: is_ready(supervisor))
-        finally:
-            await supervisor.stop()
+    async with two_workers_with_tokens(tmp_path, monkeypatch) as (supervisor, read, tokens, starting):
+        os.kill(next(iter(supervisor._workers)), signal.SIGKILL)
+        await starting.have_begun.acquire()
+        await supervisor.replace(read())
+        tokens.write_text("no token\n")
+        starting.may_go_on.set()
+        await until_said(caplog, "a worker did not start")
+        tokens.write_text("a: new\n")
+        await until(lambda: is_ready(supervisor))
 
 
 async def is_ready(supervisor: Supervisor) -> bool:
