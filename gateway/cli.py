@@ -23,7 +23,7 @@ from gateway.backend.first_look import FirstLook
 from gateway.certificates import tls_warnings
 from gateway.config import MAX_FILE_BYTES, Config, for_backend, inspect, inspect_bytes, json_schema, load
 from gateway.config.values import nearest, shortened
-from gateway.doctor import TLS_OPTIONS, Given, examine
+from gateway.doctor import Given, examine
 from gateway.errors import ConfigError
 from gateway.plan import who_answers
 from gateway.process import ports
@@ -44,6 +44,9 @@ _OF_KSERVE = ("predictor_host", "model_name", "http_port")
 
 The configuration has these values as `${PREDICTOR_HOST}`, `${MODEL_NAME}` and `${HTTP_PORT}`; docs/kubernetes.md.
 """
+
+_OF_TLS = ("ca", "certificate", "key", "server_name")
+"""Options of `doctor` that are keys of `tls`."""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
@@ -193,7 +196,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     Exit code 0: it works as it is; 1: with what is named; 2: it cannot be reached or used.
     """
-    tls = {key: value for key in TLS_OPTIONS if (value := getattr(options, key)) is not None}
+    tls = {key: value for key in _OF_TLS if (value := getattr(options, key)) is not None}
     given = Given(options.header, tls, options.path, options.sample)
     return asyncio.run(examine(options.url, options.model, given, only_yaml=options.yaml))
 

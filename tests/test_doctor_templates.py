@@ -171,7 +171,8 @@ async def test_a_server_that_needs_credentials_says_so(sample: str) -> None:
     async with legacy(token="t") as url:
         found = await doctor(url, "--path", "/predict", "--sample", sample)
         assert "it needs credentials (401" in found.findings("problem")[0]
-        given = await doctor(url, "--path", "/predict", "--sample", sample, "--header", "Authorization: Bearer t")
+        arguments = ("--path", "/predict", "--sample", sample, "--header", "Authorization: Bearer ${TOKEN}")
+        given = await doctor(url, *arguments, environment={"TOKEN": "t"})
         assert given.table["infer in binary"].startswith("yes")
 
 

@@ -6,6 +6,6 @@ anything that the gateway needs to serve.
 """
 
 from gateway.doctor.examination import examine
-from gateway.doctor.given import TLS_OPTIONS, Given
+from gateway.doctor.given import Given
 
-__all__ = ["TLS_OPTIONS", "Given", "examine"]
+__all__ = ["Given", "examine"]

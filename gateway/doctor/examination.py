@@ -13,12 +13,12 @@ from gateway.backend.endpoints import Said
 from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
 from gateway.config import Address
 from gateway.doctor.asking import Asker
-from gateway.doctor.given import TLS_OPTIONS, Given, endpoint_of
+from gateway.doctor.given import Given, endpoint_of
 from gateway.doctor.model import Model, Straight, describe, described_sample, first_inference, set_models, try_sample
 from gateway.doctor.report import ProblemError, Report, configuration
 from gateway.doctor.server import THE_MODEL, TORCHSERVE, choose_model, meant_by, reach, recognize
 from gateway.doctor.through import Crossing, add_grpc, ask_calls
-from gateway.errors import ConfigError, GatewayError
+from gateway.errors import GatewayError
 from gateway.process.ports import is_free
 
 WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
@@ -32,8 +32,6 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     Raises `ConfigError` if *url* is not that of a server, or if what is *given* cannot be used.
     """
     meant = meant_by(url)
-    if given.tls and not meant.url.startswith("https:"):
-        raise ConfigError(f"{', '.join(TLS_OPTIONS[key] for key in given.tls)}: goes with a URL that begins with https")
     document = given.document()
     report = Report(sys.stderr if only_yaml else sys.stdout, given.settings())
     endpoint, headers = endpoint_of(meant.url, report.settings)

@@ -1,12 +1,10 @@
 """The doctor's options beside the URL: headers, such as credentials, files for TLS, and a sample.
 
-Values may come from outside, `${NAME}` and `${file:PATH}`, as in the configuration. The value of a header that was
-typed is never printed: it becomes a variable of this process's environment.
+Values may come from outside, `${NAME}` and `${file:PATH}`, as in the configuration. The value of a header has to: the
+doctor prints it, and what is typed stands in every list of processes.
 """
 
 import json
-import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +14,6 @@ from gateway.certificates import TlsContext
 from gateway.config import parse
 from gateway.doctor.report import Setting, configuration
 from gateway.errors import ConfigError
-
-TLS_OPTIONS = {"ca": "--ca", "certificate": "--certificate", "key": "--key", "server_name": "--server-name"}
-"""Keys of `tls`, and the options for them."""
-
-_REFERENCE = re.compile(r"(?<!\$)\$\{")
-_AT_KEY = re.compile(r"^backends\.default\.(?:headers\.set\.([^:]+)|tls\.(\w+))(?=:)", re.MULTILINE)
 
 
 class Given(NamedTuple):
@@ -39,8 +31,18 @@ class Given(NamedTuple):
     def settings(self) -> dict[str, Setting]:
         """The backend's keys for these options. Raises `ConfigError`."""
         found = {}
-        if self.headers:
-            found["headers"] = _headers(self.headers)
+        values = {}
+        for line in self.headers:
+            name, _, value = line.partition(":")
+            if not name or "${" not in value:
+                raise ConfigError(
+                    "--header: expected 'NAME: VALUE' with a value from outside, such as 'Authorization: Bearer "
+                    "${TOKEN}' or 'Authorization: Bearer ${file:PATH}'"
+                )
+            values[name.strip()] = value.strip()
+        if values:
+            why = "what was given: the gateway sends it for all clients. Without this key each client sends its own"
+            found["headers"] = Setting({"set": values}, why)
         if self.tls:
             found["tls"] = Setting(dict(self.tls), "as it was given; paths are relative to this file")
         return found
@@ -63,35 +65,11 @@ class Given(NamedTuple):
             raise ConfigError(f"--sample {self.sample}: not JSON: {error}") from None
 
 
-def _headers(lines: Sequence[str]) -> Setting:
-    values, typed = {}, []
-    for line in lines:
-        name, value = (part.strip() for part in (*line.split(":", 1), "")[:2])
-        if not name or not value:
-            raise ConfigError("--header: expected 'NAME: VALUE', such as 'Authorization: Bearer ${TOKEN}'")
-        if not _REFERENCE.search(value):
-            typed.append(re.sub(r"\W", "_", name).upper())
-            os.environ[typed[-1]] = value
-            value = f"${{{typed[-1]}}}"
-        values[name] = value
-    why = "what was given: the gateway sends it for all clients. Without this key each client sends its own"
-    if typed:
-        why += f". The environment of the gateway must have {', '.join(typed)}: the whole value"
-    return Setting({"set": values}, why)
-
-
 def endpoint_of(url: str, settings: Mapping[str, Setting]) -> tuple[Endpoint, Mapping[str, str]]:
     """The endpoint for *url* and the headers for it, by *settings*.
 
-    Raises `ConfigError` where `check` would refuse the configuration, with options named in place of keys.
+    Raises `ConfigError` where `check` would refuse the configuration.
     """
-    try:
-        backend = parse(configuration(url, settings)).backends["default"]
-        tls = TlsContext("backends.default.tls", backend.tls) if url.startswith("https:") else None
-    except ConfigError as error:
-        raise ConfigError(_AT_KEY.sub(_option, str(error))) from None
+    backend = parse(configuration(url, settings)).backends["default"]
+    tls = TlsContext("tls", backend.tls) if url.startswith("https:") else None
     return Endpoint.parse(url, tls), backend.headers.set
-
-
-def _option(key: re.Match[str]) -> str:
-    return f"--header {key[1]}" if key[1] else TLS_OPTIONS.get(key[2], key[2])

@@ -29,7 +29,6 @@ from gateway.certificates import expiry_of
 from gateway.config import for_backend
 from gateway.config.values import first_of, nearest, shortened
 from gateway.doctor.asking import ASK_S, Asker
-from gateway.doctor.given import TLS_OPTIONS
 from gateway.doctor.model import Model
 from gateway.doctor.report import ProblemError, Report
 from gateway.errors import ConfigError, ErrorKind
@@ -121,10 +120,8 @@ async def reach(endpoint: Endpoint, headers: Mapping[str, str], report: Report) 
     try:
         answer = await asker.get("/v2")
     except NoAnswerError as error:
-        why = str(error) if error.kind is ErrorKind.TIMEOUT else await why_no_answer(endpoint, error)
-        for key, option in TLS_OPTIONS.items():
-            why = why.replace(f"backends.default.tls.{key}", option)
-        raise ProblemError(why) from None
+        is_slow = error.kind is ErrorKind.TIMEOUT
+        raise ProblemError(str(error) if is_slow else await why_no_answer(endpoint, error)) from None
     await _judge(asker, answer)
     report.ok(f"{endpoint.authority} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
     expires_at = expiry_of(dict(answer.certificate))
