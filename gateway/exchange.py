@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import ErrorKind
+from gateway.pacing import Pacer
 from gateway.policy.trace_context import Trace
 
 
@@ -91,14 +92,9 @@ class Exchange(msgspec.Struct, gc=False):
     """The wait until slow uploads made room (`policy.admission`); the waits of attempts for a connection are theirs."""
     attempts: list[Attempt] = []
     is_transcoded: bool = False
-    request_codec_s: float = 0.0
-    response_codec_s: float = 0.0
-    request_codec_at_s: float = 0.0
-    """When the codec began, by `time.perf_counter`; 0 if it had nothing to do."""
-    response_codec_at_s: float = 0.0
-    request_codec_until_s: float = 0.0
-    """When the codec's last step ended, if it worked in steps; time between the steps is not in `request_codec_s`."""
-    response_codec_until_s: float = 0.0
+    request_codec: Pacer = msgspec.field(default_factory=Pacer)
+    """Runs the codec's work on the request, and counts its time."""
+    response_codec: Pacer = msgspec.field(default_factory=Pacer)
     input_datatypes: list[str] = []
     output_datatypes: list[str] = []
     request_nonfinite: int = 0

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 T = TypeVar("T")
 
 SLICE_S = 0.00025
@@ -54,52 +56,51 @@ async def _next_turn() -> None:
             await asyncio.sleep(0)
 
 
-class Pacer:
-    """Runs the codec's work for one request, lets other requests run after each slice, and counts the codec's time."""
+class Pacer(msgspec.Struct, gc=False):
+    """Runs codec work of one request, lets other requests run after each slice, and counts the work's time."""
 
-    __slots__ = ("_resumed", "_seconds", "_worked_until")
-
-    def __init__(self) -> None:
-        self._resumed = self._worked_until = time.perf_counter()
-        self._seconds = 0.0
+    seconds: float = 0.0
+    """The time of the work; waits between its slices are not in it."""
+    began_s: float = 0.0
+    """When the first steps began, by `time.perf_counter`; 0 if there were none."""
+    ended_s: float = 0.0
+    """When the last work ended."""
+    _resumed_s: float = msgspec.field(default_factory=time.perf_counter)
 
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Drive *steps* to the end and return its value."""
-        started = time.perf_counter()
-        if started - self._worked_until > RESTED_S:
-            self._resumed = started
+        started_s = time.perf_counter()
+        self.began_s = self.began_s or started_s
+        if started_s - self.ended_s > RESTED_S:
+            self._resumed_s = started_s
         try:
             while True:
                 next(steps)
-                now = time.perf_counter()
-                if self._is_over(now):
+                now_s = time.perf_counter()
+                if self._is_over(now_s):
                     try:
                         await _next_turn()
                     finally:  # the wait is not the codec's time, also if it is cancelled
-                        self._resumed = time.perf_counter()
-                        self._seconds -= self._resumed - now
+                        self._resumed_s = time.perf_counter()
+                        self.seconds -= self._resumed_s - now_s
         except StopIteration as stop:
             value: T = stop.value
             return value
         finally:
-            self._worked_until = time.perf_counter()
-            self._seconds += self._worked_until - started
+            self.ended_s = time.perf_counter()
+            self.seconds += self.ended_s - started_s
 
-    def _is_over(self, now: float) -> bool:
+    def _is_over(self, now_s: float) -> bool:
         """Whether the slice is used up."""
-        worked = now - self._resumed
-        return worked > SLICE_S and (worked > LONE_SLICE_S or LOAD.requests != 1)
-
-    def take_seconds(self) -> float:
-        """The codec's time in seconds since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+        worked_s = now_s - self._resumed_s
+        return worked_s > SLICE_S and (worked_s > LONE_SLICE_S or LOAD.requests != 1)
 
     async def next(self, pieces: Iterator[T]) -> T | None:
         """The next of *pieces*, None at the end."""
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         piece = next(pieces, None)
-        self._seconds += time.perf_counter() - started
+        self.ended_s = time.perf_counter()
+        self.seconds += self.ended_s - started_s
         await self.breathe()
         return piece
 
@@ -107,4 +108,4 @@ class Pacer:
         """Let other requests run, if the slice is used up."""
         if self._is_over(time.perf_counter()):
             await _next_turn()
-            self._resumed = time.perf_counter()
+            self._resumed_s = time.perf_counter()

@@ -33,7 +33,7 @@ def random_exchange(rng: random.Random) -> Exchange:
     exchange.client_format, exchange.reply_format, exchange.upstream_format = rng.choices(list(Format), k=3)
     exchange.client_request_bytes, exchange.client_response_bytes = rng.choices([0, 256, 257, 1024, 2**31], k=2)
     exchange.is_transcoded = rng.random() < 0.7
-    exchange.request_codec_s, exchange.response_codec_s = amount(rng), amount(rng)
+    exchange.request_codec.seconds, exchange.response_codec.seconds = amount(rng), amount(rng)
     exchange.input_datatypes = rng.choices(["FP32", "BYTES"], k=rng.randrange(3))
     exchange.output_datatypes = rng.choices(["FP32", "BOOL"], k=rng.randrange(3))
     exchange.request_nonfinite, exchange.response_nonfinite = rng.choices([0, 0, 7], k=2)
@@ -115,7 +115,7 @@ class OneByOne:
                 self.record_response(exchange)
 
     def record_request(self, exchange: Exchange) -> None:
-        self.observe("transcode_seconds", exchange.request_codec_s, "request")
+        self.observe("transcode_seconds", exchange.request_codec.seconds, "request")
         for datatype in exchange.input_datatypes:
             self.inc("tensors", "request", datatype)
         self.inc("nonfinite_values", "request", by=exchange.request_nonfinite)
@@ -124,7 +124,7 @@ class OneByOne:
             self.inc("json_bytes_avoided", "request", by=avoided)
 
     def record_response(self, exchange: Exchange) -> None:
-        self.observe("transcode_seconds", exchange.response_codec_s, "response")
+        self.observe("transcode_seconds", exchange.response_codec.seconds, "response")
         for datatype in exchange.output_datatypes:
             self.inc("tensors", "response", datatype)
         self.inc("nonfinite_values", "response", by=exchange.response_nonfinite)

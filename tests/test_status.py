@@ -21,6 +21,7 @@ from gateway.config import Config, parse
 from gateway.demo import JsonServer
 from gateway.errors import Blame, ErrorKind
 from gateway.exchange import Attempt, Exchange
+from gateway.pacing import Pacer
 from gateway.process import application as application_module
 from gateway.process import supervisor as supervisor_module
 from gateway.process.problems import Death, Problem
@@ -86,7 +87,7 @@ def test_a_minute_forgets_exactly_what_is_older() -> None:
                 status=rng.choice([200, 404, 503]),
                 is_transcoded=True,
                 seconds=rng.random(),
-                request_codec_s=rng.random() / 10,
+                request_codec=Pacer(rng.random() / 10),
                 client_request_bytes=rng.randrange(1000),
                 attempts=[Attempt("http://e", 0.0, request_bytes=rng.randrange(9000), seconds=rng.random())],
             )

@@ -18,6 +18,7 @@ from gateway.config import Endpoint
 from gateway.errors import ErrorKind
 from gateway.exchange import Attempt, Exchange
 from gateway.headers import Headers
+from gateway.pacing import Pacer
 from gateway.policy.trace_context import Trace
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import DETAIL_CHARACTERS, PATH_CHARACTERS, _route_of, spans_of
@@ -117,7 +118,7 @@ def test_no_child_reaches_outside_of_its_request() -> None:
         Attempt("http://e:1", NOW_S - 2, seconds=5.0, code="200", target="/v2?token=secret"),  # longer at both ends
         Attempt("https://[::1]/base", NOW_S + 1, code="timeout"),  # not over when the exchange was recorded
     ]
-    finished = exchange(attempts=attempts, request_codec_s=9.0, request_codec_at_s=time.perf_counter() - 3)
+    finished = exchange(attempts=attempts, request_codec=Pacer(9.0, time.perf_counter() - 3))
     *children, server = made_of(finished)
     assert [child.kind for child in children] == [SpanKind.CLIENT, SpanKind.CLIENT, SpanKind.INTERNAL]
     assert server.start_time is not None

@@ -23,7 +23,6 @@ from gateway.config.schema import Batch
 from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError
 from gateway.exchange import Attempt, Exchange
 from gateway.headers import Headers
-from gateway.pacing import Pacer
 from gateway.policy.crossing import UNIX_PEER, crossing_of_all
 from gateway.serving.call import Answered, Call
 
@@ -253,7 +252,7 @@ async def _answers(members: list[Member], serve: Serve) -> list[Answered | None]
         answered = await serve(call, memoryview(header))
         assert answered is not None, "a request with blobs becomes JSON"
         reply, crossing = answered
-        replies = await call.pacer.run(divided(reply, shares))
+        replies = await call.exchange.response_codec.run(divided(reply, shares))
         for member, each in zip(members, replies, strict=True):
             if not member.has_left:
                 member.call.body.let_go()
@@ -291,9 +290,11 @@ def _joined_call(first: Call, request_id: str) -> Call:
         is_inference=True,
         trace=first.exchange.trace,
     )
-    call.pacer, call.total_at = Pacer(), None
+    call.total_at = None
     # it holds the answer before it is divided, beside what its members hold; the whole answer goes to no client
-    call.body = ClientBody(request, exchange, first.shared.admission, first.plan.limits.request_body, call.pacer)
+    call.body = ClientBody(
+        request, exchange, first.shared.admission, first.plan.limits.request_body, exchange.request_codec
+    )
     call.reply = cast("Any", SimpleNamespace(has_begun=False))
     return call
 
@@ -314,8 +315,8 @@ def _record(of_batch: Exchange, members: list[Member]) -> None:
         exchange.is_transcoded, exchange.upstream_format = of_batch.is_transcoded, of_batch.upstream_format
         exchange.client_format = of_batch.client_format
         exchange.input_datatypes, exchange.output_datatypes = of_batch.input_datatypes, of_batch.output_datatypes
-        exchange.request_codec_s += of_batch.request_codec_s * part
-        exchange.response_codec_s += of_batch.response_codec_s * part
+        exchange.request_codec.seconds += of_batch.request_codec.seconds * part
+        exchange.response_codec.seconds += of_batch.response_codec.seconds * part
         exchange.request_nonfinite += of_batch.request_nonfinite if number == 0 else 0
         exchange.attempts += [_shared(attempt, part, is_joined=number > 0) for attempt in of_batch.attempts]
 

@@ -5,7 +5,6 @@ Not here: which of these steps a request takes, and in which order (`inference`,
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +21,6 @@ from gateway.codec import Framing, error_body, inflated_beginning, release
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Attempt, Exchange
-from gateway.pacing import Pacer
 from gateway.plan import BackendPlan, Plan
 from gateway.policy.crossing import Fields, transcoded_to_client
 from gateway.policy.routing import Match
@@ -72,17 +70,17 @@ class Call:
         self.shared = shared
         self.request = request
         self.exchange = exchange
-        self.pacer = Pacer()
         self.total_at: float | None = None
         self.sticky_key: str | None = None
         self.counted_for: str | None = None
         """The client whose concurrent requests it is counted among; None if clients have no limits."""
         self.words_in: Callable[[bytes], str | None] = lambda _: None
         """Finds the reason in the body of an error, where the backend's dialect has it elsewhere than all others."""
+        pacer = exchange.request_codec
         if request.front is not None:
-            self.body, self.reply = request.front(request, exchange, shared, plan, self.pacer)
+            self.body, self.reply = request.front(request, exchange, shared, plan, pacer)
             return
-        self.body = ClientBody(request, exchange, shared.admission, plan.limits.request_body, self.pacer)
+        self.body = ClientBody(request, exchange, shared.admission, plan.limits.request_body, pacer)
         self.reply = Reply(request, exchange, is_draining=lambda: shared.is_draining, timing=plan.timing)
 
     def choose(self, sequence_id: str | None = None) -> None:
@@ -99,18 +97,10 @@ class Call:
 
     async def run_parser(self, steps: Generator[None, None, T]) -> T:
         """Run *steps*, which parse the client's request. Raises `GatewayError` if the request is malformed."""
-        self.exchange.request_codec_at_s = time.perf_counter()
         try:
-            return await self.pacer.run(steps)
+            return await self.exchange.request_codec.run(steps)
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
-        finally:
-            self.add_request_codec(self.pacer)
-
-    def add_request_codec(self, pacer: Pacer) -> None:
-        """Record the time of the request's codec that *pacer* has measured since the last call."""
-        self.exchange.request_codec_s += pacer.take_seconds()
-        self.exchange.request_codec_until_s = time.perf_counter()
 
     def let_go(self, answer: Answer, *views: memoryview) -> None:
         """Free the request's memory, held by *views* alone: its answer has begun, and it will not be sent again.

@@ -13,7 +13,6 @@ from gateway.codec import HEADER_LENGTH, WHOLE_BYTES, Coding, choose_coding, com
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, blamed
 from gateway.exchange import Format
-from gateway.pacing import Pacer
 from gateway.policy.crossing import Fields, transcoded_lines
 from gateway.serving.batching import serve_batched
 from gateway.serving.call import Answered, Call
@@ -29,7 +28,7 @@ async def infer(call: Call) -> None:
     body = sequence_id = None
     if call.match.destination.sticky == "sequence_id":
         body = await call.body.read()
-        sequence_id = await call.pacer.run(find_sequence_id(body, framing.header_length))
+        sequence_id = await call.exchange.request_codec.run(find_sequence_id(body, framing.header_length))
     call.choose(sequence_id)
     if call.backend.settings.binary != "never" and (await call.upstream.spoken()).binary:
         answered = await pass_through(call, body, partial(_transcoded, call))
@@ -91,23 +90,20 @@ def _note(call: Call, prepared: Prepared) -> None:
 
 async def _json_body(call: Call, prepared: Prepared) -> Body:
     """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
+    written, pacer = prepared.written, call.exchange.request_codec
     started_s = time.perf_counter()
-    written = prepared.written
     text = written.small_json
     if text is not None:
-        call.exchange.request_codec_s += time.perf_counter() - started_s
+        pacer.seconds += time.perf_counter() - started_s
         return Body(whole=text)
     length = None
     if call.backend.settings.framing == "content-length":
         # The length is only known by making the JSON; it is made again while it is sent, and never held.
-        length = await call.pacer.run(written.json_bytes())
+        length = await pacer.run(written.json_bytes())
 
     async def pieces() -> Pieces:
         made = written.json_pieces()
-        pacer = Pacer()
         while (piece := await pacer.next(made)) is not None:
-            # recorded after each piece, because an attempt that fails never comes to the end
-            call.add_request_codec(pacer)
             yield piece
 
     return Body(open=pieces, length=length)
@@ -119,12 +115,11 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
     If the decoder fails on a short answer, the answer is decoded once more if there is another decoder for it.
     """
     answer.refuse_encoded()
-    exchange, pacer, body = call.exchange, call.pacer, call.body
+    exchange, pacer, body = call.exchange, call.exchange.response_codec, call.body
     limit = call.plan.limits.response_body
     received = 0
     whole = chunk = await answer.next(WHOLE_BYTES)
     decoder = await prepared.decoder()  # may wait for a description, while the answer is there
-    exchange.response_codec_at_s = time.perf_counter()
     try:
         while chunk:
             received += len(chunk)
@@ -149,8 +144,6 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
         except CodecError as again:
             raise blamed(again, ErrorKind.MALFORMED_RESPONSE) from again
     body.hold_answer(decoder.held_bytes)
-    exchange.response_codec_s += pacer.take_seconds()
-    exchange.response_codec_until_s = time.perf_counter()
     exchange.output_datatypes = answered.datatypes
     exchange.response_nonfinite = answered.nonfinite
     return answered
@@ -175,7 +168,7 @@ async def _reply(call: Call, answered: InferReply, lines: str) -> None:
     # in chunks, because the compressed length is only known at the end
     await call.reply.begin(200, headers, None, lines=lines)
     pieces = compressed(buffers, coding)
-    while (piece := await call.pacer.next(pieces)) is not None:
+    while (piece := await call.exchange.response_codec.next(pieces)) is not None:
         await call.reply.write(piece)
     await call.reply.end()
 

@@ -276,7 +276,7 @@ async def _replaced(call: Call, replacer: MemberReplacer, chunk: bytes) -> bytes
     """What *replacer* lets cross of *chunk*."""
     pieces = replacer.feed(chunk)
     passed = bytearray()
-    while (piece := await call.pacer.next(pieces)) is not None:
+    while (piece := await call.exchange.response_codec.next(pieces)) is not None:
         passed += piece
     return bytes(passed)
 

@@ -164,7 +164,7 @@ def line_of(exchange: Exchange) -> Line:
         "client_response_bytes": exchange.client_response_bytes,
         "seconds": _to_microseconds(exchange.seconds),
         "upstream_seconds": _to_microseconds(upstream_s),
-        "codec_seconds": _to_microseconds(exchange.request_codec_s + exchange.response_codec_s),
+        "codec_seconds": _to_microseconds(exchange.request_codec.seconds + exchange.response_codec.seconds),
         "queue_seconds": _to_microseconds(queue_s),
         "request_id": exchange.request_id,
     }

@@ -9,6 +9,7 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import chain, islice, product
 from operator import attrgetter, sub
 from typing import Any
@@ -62,7 +63,7 @@ _kind_of = attrgetter(
 
 _end_of = attrgetter("endpoint", "code")
 
-_FIELDS = {name: attrgetter(name) for name in (*Exchange.__struct_fields__, *Attempt.__struct_fields__)}
+_getter = cache(attrgetter)
 
 log = logging.getLogger("gateway")
 
@@ -288,8 +289,8 @@ def _batch_sums_of(model: str, minute: Row, group: list[Exchange]) -> Sums:
 
 def _codec_sums_of(direction: str, format_: Format, datatypes: str, minute: Row, group: list[Exchange]) -> Sums:
     """Of the codec's work in one *direction*; if the exchanges have failed, of that on requests."""
-    yield ("transcode_seconds", direction), _each(f"{direction}_codec_s", group)
-    yield (*minute, "codec_seconds"), _each(f"{direction}_codec_s", group)
+    yield ("transcode_seconds", direction), _each(f"{direction}_codec.seconds", group)
+    yield (*minute, "codec_seconds"), _each(f"{direction}_codec.seconds", group)
     yield ("nonfinite_values", direction), _each(f"{direction}_nonfinite", group)
     for datatype, n_tensors in Counter(chain.from_iterable(_each(datatypes, group))).items():
         yield ("tensors", direction, datatype), [n_tensors]
@@ -304,4 +305,4 @@ def _codec_sums_of(direction: str, format_: Format, datatypes: str, minute: Row,
 
 def _each(name: str, records: Iterable[Exchange | Attempt]) -> Iterator[Any]:
     """The field *name* of each of *records*."""
-    return map(_FIELDS[name], records)
+    return map(_getter(name), records)

@@ -16,7 +16,7 @@ def server_timing(exchange: Exchange) -> str:
     byte of the last answer. Times of steps that did not occur are absent.
     """
     now_s = asyncio.get_running_loop().time()
-    codec_s = exchange.request_codec_s + exchange.response_codec_s
+    codec_s = exchange.request_codec.seconds + exchange.response_codec.seconds
     upstream_s = 0.0
     queue_s = exchange.queue_s
     first_byte_s = None

@@ -10,7 +10,6 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,11 +55,6 @@ _MODEL_PATH = re.compile(
     r"(.*/models)/[^/]+(/versions/[^/]+)?(/(?:infer|generate|generate_stream|ready|stats|config))?"
 )
 _OTHER_PATHS = frozenset({"/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index"})
-
-_codec_times_of = {
-    direction: attrgetter(*(f"{direction}_codec_{part}" for part in ("s", "at_s", "until_s")))
-    for direction in ("request", "response")
-}
 
 Described = tuple[str, dict[str, Any], Status]
 """A span's name, its attributes (None for what does not apply to it), and its status."""
@@ -206,11 +200,13 @@ def _attempt(backend: str, attempt: Attempt, n_earlier: int) -> Described:
 
 def _codec(exchange: Exchange) -> Iterator[tuple[Described, float, float]]:
     """The spans of the codec's work, with begin and end by `time.perf_counter`."""
-    for direction, datatypes in (("request", exchange.input_datatypes), ("response", exchange.output_datatypes)):
-        work_s, at_s, until_s = _codec_times_of[direction](exchange)
-        if at_s:
-            attributes = {"tensor_gateway.codec_seconds": work_s, "tensor_gateway.tensors": len(datatypes)}
-            yield (f"codec {direction}", attributes, _UNSET), at_s, max(until_s, at_s + work_s)
+    for name, work, datatypes in (
+        ("codec request", exchange.request_codec, exchange.input_datatypes),
+        ("codec response", exchange.response_codec, exchange.output_datatypes),
+    ):
+        if work.began_s:
+            attributes = {"tensor_gateway.codec_seconds": work.seconds, "tensor_gateway.tensors": len(datatypes)}
+            yield (name, attributes, _UNSET), work.began_s, max(work.ended_s, work.began_s + work.seconds)
 
 
 def _failure(attempt: Attempt) -> str:

@@ -240,7 +240,7 @@ class GrpcCall(ClientBody):
 
     async def _answer(self, headers: Pairs, buffers: Sequence[Buffer]) -> list[Buffer]:
         """The answer to an inference, whose JSON and blobs are in *buffers*, as a message. Raises `CodecError`."""
-        infer, pacer = self._infer, self._pacer
+        infer = self._infer
         assert infer is not None
         length = next((value for name, value in headers if name.lower() == HEADER_LENGTH.lower()), "")
         blobs = Buffers(buffers)
@@ -249,9 +249,7 @@ class GrpcCall(ClientBody):
             raise CodecError(f"the answer ends inside of its JSON, which has {length} bytes ({HEADER_LENGTH})")
         header = b"".join(blobs.take(header_bytes))
         steps = write_response(header, blobs, is_typed=infer.is_typed, is_final=self._message.is_one_of_many)
-        message = await pacer.run(steps)
-        self._exchange.response_codec_s += pacer.take_seconds()
-        return message
+        return await self._exchange.response_codec.run(steps)
 
     async def _send(self, headers: Pairs, message: list[Buffer], lines: str = "") -> None:
         """Send *message*, and the status OK behind the only one. Raises `ConnectionError` when the client left."""
