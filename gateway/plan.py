@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.codec import HeaderLimits, ModelDescription
 from gateway.config import Config
-from gateway.config.schema import Batch
+from gateway.config.schema import Batch, PerClient
 from gateway.config.tokens import read_tokens
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
@@ -42,6 +42,8 @@ class BackendPlan:
         replaced = TRACE_HEADERS if config.tracing is not None else ()
         self.headers = BackendHeaders(settings.headers.set, settings.headers.remove, replaced)
         """Which headers the backend gets."""
+        self.is_v2 = settings.dialect == "v2"
+        """Whether the configuration says that the servers speak V2."""
         self.tensor_policy = settings.tensor_policy
         """How tensors are written in JSON for the backend."""
         self.max_connections = config.max_connections(name)
@@ -83,6 +85,7 @@ class Plan:
         self.router = _router(config)
         self.backends = {backend: BackendPlan(config, backend) for backend in config.backends}
         self.limits = config.limits
+        self.limits_clients = config.limits.per_client != PerClient()
         self.header_limits = HeaderLimits(config.limits.header, config.limits.tensors)
         self.compression = config.compression
         self.recover_header_length = config.recover_header_length

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from gateway.client.request import ClientRequest
 from gateway.client.served import Served
 from gateway.codec import Coding, Framing, Inflater, parse_content_encoding, parse_framing
-from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed
+from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError
 from gateway.exchange import Exchange
 from gateway.pacing import Pacer
 from gateway.policy.admission import LOOK_S, MAX_WAIT_S, SMALL_BYTES, Admission, Claim, Reservation
@@ -142,12 +142,9 @@ class ClientBody:
         self._is_released = True
 
     def framing(self) -> Framing:
-        """The framing of an inference by the client's headers: where its JSON ends. Raises `GatewayError`."""
+        """The framing of an inference by the client's headers: where its JSON ends. Raises `CodecError`."""
         headers = self._request.headers
-        try:
-            return parse_framing(headers.all("inference-header-content-length"), headers.get("content-type"))
-        except CodecError as error:
-            raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
+        return parse_framing(headers.all("inference-header-content-length"), headers.get("content-type"))
 
     async def read(self) -> memoryview:
         """The body in one buffer, inflated, within `limits.request_body` on the wire and after inflating.

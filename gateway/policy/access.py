@@ -46,19 +46,18 @@ class Access:
 
     def __init__(self, tokens: Mapping[bytes, str] | None = None, deny: Sequence[str] = ()) -> None:
         """*tokens* maps each token's digest to its name, None if no token is needed; *deny* are patterns of paths."""
-        self._tokens = tokens
-        self.names = sorted(tokens.values()) if tokens is not None else []
+        self._tokens = tokens or {}
+        self.needs_token = tokens is not None
+        self.names = sorted(self._tokens.values())
         """The names of all tokens."""
         self._denied = re.compile("|".join(fnmatch.translate(each.casefold()) for each in deny)) if deny else None
 
     def authorize(self, headers: Headers) -> tuple[Headers, str]:
-        """*headers* without the fields that hold a known token, and the token's name; "" if no token is needed.
+        """*headers* without the fields that hold a known token, and the token's name.
 
         A value of `Authorization` or `X-Api-Key` that is no known token is for the backend, and crosses.
-        Raises `GatewayError` (401) if a token is needed and none of the known ones was sent.
+        Raises `GatewayError` (401) if none of the known tokens was sent.
         """
-        if self._tokens is None:
-            return headers, ""
         crossing, name = [], ""
         for field in headers.pairs:
             found = self._name_of(*field)
@@ -81,7 +80,6 @@ class Access:
 
     def _name_of(self, field: str, value: str) -> str:
         """The name of the token in a header field; empty if the field holds no known token."""
-        assert self._tokens is not None
         field = field.lower()
         if field == "x-api-key":
             return self._tokens.get(digest_of(value.strip()), "")

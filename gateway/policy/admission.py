@@ -216,7 +216,8 @@ class Reservation:
 
     def release(self) -> None:
         """Give back everything; claims that wait and fit now are granted."""
-        self.end_upload()
+        if self.upload is not None:
+            self.end_upload()
         admission = self.admission
         admission.reserved_bytes -= self.n_bytes
         admission.requests -= self.n_slots

@@ -13,7 +13,6 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from gateway.headers import Headers
 from gateway.policy.balancing import pick_weighted
 
 _V2 = re.compile(r"/v2(?:(/repository)?/models/([^/]+)(?:/versions/([^/]+))?)?(/.*)?", re.DOTALL)
@@ -112,6 +111,8 @@ class Destination:
         """The backend, if there is just one."""
         self.sticky = next((stickies[name] for name in self.weights if stickies[name] != "none"), "none")
         """Which part of a request is its sticky key: `none`, `sequence_id` of inferences, or `header:NAME`."""
+        self.sticky_header = self.sticky.lower().partition("header:")[2]
+        """The name of that header, in lower case; empty if no header is the key."""
         self._prefix = prefix = (rule.path_prefix or "").rstrip("/")
         # a prefix that is kept may itself be the beginning of a path of the protocol
         self._n_before = 0 if f"{prefix}/".startswith("/v2/") and not rule.strip_prefix else len(prefix)
@@ -119,11 +120,6 @@ class Destination:
         self._host = None if rule.host is None else _compiled([host])
         self._port = None if port is None else _compiled([port])
         self._models = None if rule.models is None else _compiled(rule.models)
-
-    def header_key(self, headers: Headers) -> str | None:
-        """The key in *headers*, without blanks at its ends; None if there is none, or no header is the key."""
-        kind, _, name = self.sticky.partition(":")
-        return (headers.get(name.lower()).strip() or None) if kind == "header" else None
 
     def pick(self, key: str) -> str:
         """The name of the backend for a request with the sticky *key*; with a random text, if it has none."""

@@ -89,7 +89,7 @@ async def serve_batched(call: Call, body: memoryview, serve: Serve) -> Answered 
     key = call.backend.name, match.path
     share = None
     if key in lanes:
-        share = await call.run_parser(read_share(body, call.framing, call.plan.header_limits))
+        share = await call.exchange.request_codec.run(read_share(body, call.framing, call.plan.header_limits))
     lane: Lane | None = lanes.get(key)  # again: other requests ran while the body was read
     if lane is None:  # nothing is under way
         lane = lanes[key] = Lane(call, model, limits, serve)
@@ -192,9 +192,9 @@ class Lane:
         replies: list[Answered | None] = [None] * len(members)
         error: GatewayError | None = None
         try:
-            replies = await _answers(members, self._serve)
-        except CodecError as unfit:  # the server has answered, but not with a row for each row
-            self._close(members[0].call, str(unfit))
+            replies = await self._answers(members)
+        except CodecError:  # of a request, which is then refused alone
+            log.debug("a batch of %d requests cannot be sent", len(members))
         except GatewayError as failed:
             if failed.kind is ErrorKind.MALFORMED_RESPONSE and not isinstance(failed.__cause__, ForeignAnswerError):
                 doubt = [failed.message] * len(members)
@@ -212,6 +212,40 @@ class Lane:
                 member.verdict.set_result(reply)
         if error is not None or None not in replies:
             self.leave(*(member.call for member in members))
+
+    async def _answers(self, members: list[Member]) -> list[Answered | None]:
+        """Send one request with the rows of all *members*, and divide its answer: one reply for each, in their order.
+
+        Without replies if the answer cannot be divided, because the server has not answered with a row for each row.
+        Records the batch in the members' exchanges. Raises `GatewayError`, and `CodecError` for a malformed request.
+        """
+        first = members[0]
+        shares = [member.share for member in members]
+        request_id = new_request_id()
+        header, blobs = joined(shares, request_id)
+        for member in members:
+            member.move()
+        call = _joined_call(first.call, request_id)
+        try:
+            call.framing = Framing(len(header), blobs=blobs)
+            answered = await self._serve(call, memoryview(header))
+            assert answered is not None, "a request with blobs becomes JSON"
+            reply, crossing = answered
+            try:
+                replies = await call.exchange.response_codec.run(divided(reply, shares))
+            except CodecError as unfit:
+                self._close(first.call, str(unfit))
+                return [None] * len(members)
+            for member, each in zip(members, replies, strict=True):
+                if not member.has_left:
+                    member.call.body.let_go()
+                    member.call.body.hold_answer(each.n_bytes)
+                    member.call.exchange.response_nonfinite = each.nonfinite
+            to_all = _without_cookies(crossing)
+            return [(each, to_all) for each in replies]
+        finally:
+            call.body.release()
+            _record(call.exchange, members)
 
     def _note_success(self, member: Member) -> None:
         """Note that *member* has succeeded alone."""
@@ -232,37 +266,6 @@ class Lane:
             log.warning(
                 "model %r of backend %r is batched no more until a reload: %s", call.match.model, backend, words
             )
-
-
-async def _answers(members: list[Member], serve: Serve) -> list[Answered | None]:
-    """Send one request with the rows of all *members*, and divide its answer: one reply for each, in their order.
-
-    Records the batch in the members' exchanges. Raises `GatewayError`, and `CodecError` for an answer that cannot be
-    divided.
-    """
-    first = members[0]
-    shares = [member.share for member in members]
-    request_id = new_request_id()
-    header, blobs = joined(shares, request_id)
-    for member in members:
-        member.move()
-    call = _joined_call(first.call, request_id)
-    try:
-        call.framing = Framing(len(header), blobs=blobs)
-        answered = await serve(call, memoryview(header))
-        assert answered is not None, "a request with blobs becomes JSON"
-        reply, crossing = answered
-        replies = await call.exchange.response_codec.run(divided(reply, shares))
-        for member, each in zip(members, replies, strict=True):
-            if not member.has_left:
-                member.call.body.let_go()
-                member.call.body.hold_answer(each.n_bytes)
-                member.call.exchange.response_nonfinite = each.nonfinite
-        to_all = _without_cookies(crossing)
-        return [(each, to_all) for each in replies]
-    finally:
-        call.body.release()
-        _record(call.exchange, members)
 
 
 def _without_cookies(crossing: str) -> str:

@@ -5,7 +5,7 @@ Not here: which of these steps a request takes, and in which order (`inference`,
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +19,7 @@ from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.codec import Framing, error_body, inflated_beginning, release
 from gateway.codec import Reply as InferReply
-from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
+from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt, Exchange
 from gateway.plan import BackendPlan, Plan
 from gateway.policy.crossing import Fields, transcoded_to_client
@@ -62,6 +62,12 @@ class Call:
     """Where the request goes, once `choose` has found it."""
     framing: Framing
     """Where the JSON of an inference ends, and in which form its reply says the same."""
+    total_at: float | None = None
+    sticky_key: str | None = None
+    counted_for: str | None = None
+    """The client whose concurrent requests it is counted among; None if clients have no limits."""
+    words_in: Callable[[bytes], str | None] | None = None
+    """Finds the reason in the body of an error, where the backend's dialect has it elsewhere than all others."""
 
     def __init__(self, shared: "Gateway", serving: Serving, request: ClientRequest, exchange: Exchange) -> None:
         """*shared* has the state that all requests share, whatever their plan."""
@@ -70,12 +76,6 @@ class Call:
         self.shared = shared
         self.request = request
         self.exchange = exchange
-        self.total_at: float | None = None
-        self.sticky_key: str | None = None
-        self.counted_for: str | None = None
-        """The client whose concurrent requests it is counted among; None if clients have no limits."""
-        self.words_in: Callable[[bytes], str | None] = lambda _: None
-        """Finds the reason in the body of an error, where the backend's dialect has it elsewhere than all others."""
         pacer = exchange.request_codec
         if request.front is not None:
             self.body, self.reply = request.front(request, exchange, shared, plan, pacer)
@@ -86,7 +86,10 @@ class Call:
     def choose(self, sequence_id: str | None = None) -> None:
         """Choose the backend for the request, by *sequence_id* if it has one and the route goes by it."""
         destination = self.match.destination
-        self.sticky_key = key = sequence_id or destination.header_key(self.request.headers)
+        key = sequence_id or None
+        if key is None and destination.sticky_header:
+            key = self.request.headers.get(destination.sticky_header).strip() or None
+        self.sticky_key = key
         name = self.exchange.backend = destination.only or destination.pick(key or str(random.getrandbits(64)))
         self.upstream = upstream = self.serving.upstreams[name]
         self.backend = upstream.plan
@@ -94,13 +97,6 @@ class Call:
             self.begin_total()
 
     # The client's request
-
-    async def run_parser(self, steps: Generator[None, None, T]) -> T:
-        """Run *steps*, which parse the client's request. Raises `GatewayError` if the request is malformed."""
-        try:
-            return await self.exchange.request_codec.run(steps)
-        except CodecError as error:
-            raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
 
     def let_go(self, answer: Answer, *views: memoryview) -> None:
         """Free the request's memory, held by *views* alone: its answer has begun, and it will not be sent again.
@@ -147,7 +143,9 @@ class Call:
         """
         method, target = method or self.request.method, target or self.match.target
         headers = [*fields, self.plan.via, ("X-Request-Id", self.exchange.request_id)]
-        trace = self.backend.headers.trace(self.exchange.trace)
+        trace = self.exchange.trace
+        if trace is not None:
+            trace = self.backend.headers.trace(trace)
         return BackendRequest(method, target, headers, body, trace=trace, **flags)
 
     def send(self, asked: BackendRequest, read: Read[T], transcode: Transcode[T] | None = None) -> Awaitable[T]:
@@ -197,7 +195,8 @@ class Call:
             return GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
         text = await answer.read_beginning(ERROR_BYTES) if text is None else text
         text = inflated_beginning(text, answer.headers.joined("content-encoding"), ERROR_BYTES)
-        own_words, backend, status_code = self.words_in(text), self.exchange.backend, answer.status
+        own_words = self.words_in(text) if self.words_in is not None else None
+        backend, status_code = self.exchange.backend, answer.status
         body, words = error_body(
             text, status_code, answer.reason, json_bytes, backend=backend, own_words=own_words, hint=hint
         )

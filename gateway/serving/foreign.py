@@ -23,7 +23,7 @@ from gateway.codec import (
     unknown_output,
     v2_metadata,
 )
-from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
+from gateway.errors import CodecError, ErrorKind, GatewayError
 from gateway.serving.call import Call, Question
 from gateway.serving.speech import Decoder, Prepared, reading
 
@@ -113,24 +113,23 @@ class Foreign:
         described = await self.description(FRESH_S if is_raw else LIFE_S)
         metadata = v2_metadata(self.model, described.model) if is_raw else b""
         steps, policy = reading(call, body, metadata), call.backend.tensor_policy
-        self._request = request = await call.run_parser(DialectRequest.parse(steps, policy, call.body.reserve))
+        self._request = request = await call.exchange.request_codec.run(
+            DialectRequest.parse(steps, policy, call.body.reserve)
+        )
         fault = self._fault(described, request)
         if fault is not None and self._is_old(described):
             described = await self.description(FRESH_S)
             fault = self._fault(described, request)
         if fault is not None:
             raise fault
-        try:
-            written = self.dialect.write(request, described.model)
-        except CodecError as error:
-            raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
+        written = self.dialect.write(request, described.model)
         self._described = described
         if self._question is not None and self._is_old(described):
             self._is_asking = True
             await self._question.begin()
             if call.upstream.connections.is_full:  # else an inference on the last connection would wait for itself
                 await self._question.answer()
-        return Prepared(request, written, self._decoder, self._other_decoder, target)
+        return Prepared(request, written, self._decoder, self._refresh, self._other_decoder, target)
 
     def _fault(self, described: Described, request: DialectRequest) -> GatewayError | None:
         """Why the model, as it is *described*, cannot get *request*; None if it can.
@@ -150,8 +149,11 @@ class Foreign:
 
     # The answer
 
-    async def _decoder(self) -> Decoder:
-        """A decoder for the answer, with a description at most `FRESH_S` old when the request was sent."""
+    def _decoder(self) -> Decoder:
+        return self._decoder_by(self._described)
+
+    async def _refresh(self) -> None:
+        """Wait for a description at most `FRESH_S` old when the request was sent. Raises `GatewayError`."""
         if self._question is not None and self._is_asking:
             try:
                 self._described = self._usable(await self._question.answer())
@@ -159,7 +161,6 @@ class Foreign:
                 # a new error, with `sent`: the inference has been executed, and must not be repeated for the question
                 words, body = error.message, error.body
                 raise GatewayError(error.kind, words, headers=error.headers, status=error.status, body=body) from error
-        return self._decoder_by(self._described)
 
     async def _other_decoder(self, answer: Answer) -> Decoder | None:
         """A decoder by the model's description of this moment, if it has changed."""

@@ -11,8 +11,7 @@ from typing import Any
 
 from gateway.backend.metadata import ModelMetadata
 from gateway.client.request import ClientRequest, request_id
-from gateway.config.schema import PerClient
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.pacing import LOAD
@@ -25,8 +24,6 @@ from gateway.serving.call import Call, Serving
 from gateway.serving.foreign import Foreign, dialect_of
 from gateway.serving.inference import infer
 from gateway.serving.relaying import relay
-
-_NO_LIMITS = PerClient()
 
 log = logging.getLogger("gateway")
 
@@ -87,6 +84,8 @@ class Gateway:
                     await _serve_other(call)
             except GatewayError as error:
                 await call.reply.error(error)
+            except CodecError as error:  # of the client's bytes; whoever reads a backend's blames the backend
+                await call.reply.error(blamed(error, ErrorKind.MALFORMED_REQUEST))
         except (asyncio.CancelledError, ConnectionError):
             call.reply.client_left()
             raise
@@ -103,29 +102,38 @@ class Gateway:
             self._record(exchange)
 
     async def _admit(self, call: Call) -> Match | None:
-        """Check the request's token and its client's limits, and find its route (`_route`). Raises `GatewayError`.
+        """Check the request's token and its client's limits, and find its route.
 
+        None if no route matches, and the gateway answers for all backends (`own_answers`). Raises `GatewayError`.
         Over gRPC the route is only known from the message, so the limits are checked first, before it is read.
         """
-        request = call.request
-        if request.path:  # else what came is no HTTP, and has no headers
-            request.headers, call.exchange.client_name = call.plan.access.authorize(request.headers)
+        request, exchange, plan = call.request, call.exchange, call.plan
+        if plan.access.needs_token and request.path:  # else what came is no HTTP, and has no headers
+            request.headers, exchange.client_name = plan.access.authorize(request.headers)
         if request.fault is not None:
             # requests of a stream may share one error, which would collect and keep the frames of all of them
             raise request.fault.with_traceback(None)
         if request.begin is not None:
-            self._count(call)
+            if plan.limits_clients:
+                self._count(call)
             await request.begin()
-            return self._route(call)
-        match = self._route(call)
-        self._count(call)
+        try:
+            match: Match | None = plan.route(request.method, request.host, request.path, request.headers)
+        except GatewayError as error:
+            if error.status != ErrorKind.NO_ROUTE.status or not own_answers.is_for_all(request):
+                raise
+            match = None
+        if match is not None:
+            call.match, destination = match, match.destination
+            exchange.route, exchange.backend = destination.route, destination.only or "none"
+            exchange.model = match.model
+        if request.begin is None and plan.limits_clients:
+            self._count(call)
         return match
 
     def _count(self, call: Call) -> None:
-        """Count the request for its client, if clients are limited. Raises `GatewayError` (429) above the limits."""
+        """Count the request for its client. Raises `GatewayError` (429) above the client's limits."""
         exchange, limits = call.exchange, call.plan.limits.per_client
-        if limits == _NO_LIMITS:
-            return
         name = exchange.client_name or exchange.client
         wait_s = self.clients.begin(name, exchange.started_s, limits.concurrent, limits.rate, limits.burst)
         if wait_s is None:
@@ -134,23 +142,6 @@ class Gateway:
         seconds = max(1, math.ceil(wait_s))
         words = f"client {name!r} asks for more than limits.per_client allows; try again in {seconds} s"
         raise GatewayError(ErrorKind.RATE_LIMITED, words, headers=[("Retry-After", str(seconds))])
-
-    def _route(self, call: Call) -> Match | None:
-        """Find the request's route; None if no route matches and the gateway answers for all backends (`own_answers`).
-
-        Raises `GatewayError`.
-        """
-        request, exchange = call.request, call.exchange
-        try:
-            match = call.match = call.plan.route(request.method, request.host, request.path, request.headers)
-        except GatewayError as error:
-            if error.status == ErrorKind.NO_ROUTE.status and own_answers.is_for_all(request):
-                return None
-            raise
-        exchange.route = match.destination.route
-        exchange.backend = match.destination.only or "none"
-        exchange.model = match.model
-        return match
 
 
 async def _serve_other(call: Call) -> None:

@@ -4,12 +4,20 @@ The steps are the same for every backend. Not here: how each dialect takes them 
 inferences that cross unchanged (`relaying`).
 """
 
-import time
 from functools import partial
 
 from gateway.backend.asking import BackendRequest, Body, Pieces
 from gateway.backend.attempt import Answer, Read
-from gateway.codec import HEADER_LENGTH, WHOLE_BYTES, Coding, choose_coding, compressed, find_sequence_id
+from gateway.codec import (
+    HEADER_LENGTH,
+    WHOLE_BYTES,
+    Coding,
+    InferRequest,
+    WrittenRequest,
+    choose_coding,
+    compressed,
+    find_sequence_id,
+)
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, blamed
 from gateway.exchange import Format
@@ -38,7 +46,7 @@ async def infer(call: Call) -> None:
         if call.backend.batches and framing.header_length:
             answered = await serve_batched(call, body, _served)
         else:
-            answered = await _served(call, body)
+            answered = await call.send(*await _transcoded(call, body))
     if answered is not None:
         await _reply(call, *answered)
 
@@ -49,36 +57,21 @@ async def _served(call: Call, body: memoryview) -> Answered | None:
 
 
 async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Read[Answered | None]]:
-    """The request to the backend in JSON, made of *body*, and a function that reads its answer. Raises `GatewayError`.
+    """The request to the backend in JSON, made of *body*, and a function that reads its answer.
 
     The function returns the reply; or None for pure JSON that is passed on, since the reply is then written already.
+    Raises `GatewayError`, and `CodecError` for a malformed request.
     """
-    exchange, headers, framing = call.exchange, call.backend.headers, call.framing
-    exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
-    dialect = await dialect_of(call)
+    exchange, headers = call.exchange, call.backend.headers
+    exchange.client_format = Format.JSON if call.framing.header_length is None else Format.BINARY
+    dialect = None if call.backend.is_v2 else await dialect_of(call)
     prepared = await (prepare(call, body) if dialect is None else Foreign(call, dialect).prepare(body))
     exchange.upstream_format = Format.JSON
     if prepared is None:  # byte for byte (protocol 3.6)
         # a renamed model's answer must not be compressed, because the gateway replaces the name in it
         fields = headers.transcoded(call.request) if call.match.is_renamed else headers.inflated(call.request)
         return call.asked(fields, Body.of(body)), partial(pass_back, call, (body,))
-    _note(call, prepared)
-    json_body = await _json_body(call, prepared)
-
-    async def read(answer: Answer) -> Answered:
-        if answer.status >= 300:
-            raise await call.backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
-        if answer.is_streamed:
-            call.let_go(answer, *prepared.request.views, body, *(framing.blobs or ()))
-        return await _decoded(call, answer, prepared), transcoded_lines(answer.headers)
-
-    asked = call.asked(headers.transcoded(call.request), json_body, prepared.target, is_read_whole=True)
-    return asked, read
-
-
-def _note(call: Call, prepared: Prepared) -> None:
-    """Record formats, datatypes and rows of the request in the exchange."""
-    exchange, request = call.exchange, prepared.request
+    request = prepared.request
     exchange.is_transcoded = True
     exchange.input_datatypes = datatypes = request.datatypes
     exchange.client_format = Format.BINARY if datatypes else Format.JSON
@@ -86,16 +79,15 @@ def _note(call: Call, prepared: Prepared) -> None:
     if exchange.batch_rows:
         exchange.batch_rows = next((tensor.shape[0] for tensor in request.inputs if tensor.shape), 1)
     exchange.header_recovered = request.header_recovered
+    text = prepared.written.small_json
+    json_body = Body(whole=text) if text is not None else await _streamed_json(call, prepared.written)
+    asked = call.asked(headers.transcoded(call.request), json_body, prepared.target, is_read_whole=True)
+    return asked, partial(_decoded, call, prepared, body)
 
 
-async def _json_body(call: Call, prepared: Prepared) -> Body:
-    """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
-    written, pacer = prepared.written, call.exchange.request_codec
-    started_s = time.perf_counter()
-    text = written.small_json
-    if text is not None:
-        pacer.seconds += time.perf_counter() - started_s
-        return Body(whole=text)
+async def _streamed_json(call: Call, written: InferRequest | WrittenRequest) -> Body:
+    """The backend's JSON as a stream that is made while it is sent."""
+    pacer = call.exchange.request_codec
     length = None
     if call.backend.settings.framing == "content-length":
         # The length is only known by making the JSON; it is made again while it is sent, and never held.
@@ -109,17 +101,23 @@ async def _json_body(call: Call, prepared: Prepared) -> Body:
     return Body(open=pieces, length=length)
 
 
-async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply:
+async def _decoded(call: Call, prepared: Prepared, request_body: memoryview, answer: Answer) -> Answered:
     """Decode *answer* while it arrives, and return the reply. Raises `GatewayError`.
 
     If the decoder fails on a short answer, the answer is decoded once more if there is another decoder for it.
     """
+    exchange, body = call.exchange, call.body
+    if answer.status >= 300:
+        raise await call.backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
+    if answer.is_streamed:
+        call.let_go(answer, *prepared.request.views, request_body, *(call.framing.blobs or ()))
     answer.refuse_encoded()
-    exchange, pacer, body = call.exchange, call.exchange.response_codec, call.body
-    limit = call.plan.limits.response_body
+    pacer, limit = exchange.response_codec, call.plan.limits.response_body
     received = 0
     whole = chunk = await answer.next(WHOLE_BYTES)
-    decoder = await prepared.decoder()  # may wait for a description, while the answer is there
+    if prepared.refresh is not None:
+        await prepared.refresh()
+    decoder = prepared.decoder()
     try:
         while chunk:
             received += len(chunk)
@@ -146,7 +144,7 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
     body.hold_answer(decoder.held_bytes)
     exchange.output_datatypes = answered.datatypes
     exchange.response_nonfinite = answered.nonfinite
-    return answered
+    return answered, transcoded_lines(answer.headers)
 
 
 async def _reply(call: Call, answered: InferReply, lines: str) -> None:

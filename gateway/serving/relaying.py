@@ -110,7 +110,7 @@ async def pass_through(
     else:
         if header_length is None and call.plan.recover_header_length:
             steps = find_header_length(body, call.plan.header_limits, reserve=call.body.reserve)
-            header_length = await call.run_parser(steps)
+            header_length = await call.exchange.request_codec.run(steps)
             exchange.header_recovered = header_length is not None
         held = [body, *(call.framing.blobs or ())]
         sent = Body.of(*held)

@@ -6,6 +6,7 @@ the steps (`inference`), the other dialects (`foreign`), and which dialect a bac
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -40,8 +41,10 @@ class Prepared(NamedTuple):
     request: InferRequest | DialectRequest
     written: InferRequest | WrittenRequest
     """The request's JSON."""
-    decoder: Callable[[], Awaitable[Decoder]]
-    """Makes a decoder for the answer to one attempt. Raises `GatewayError`."""
+    decoder: Callable[[], Decoder]
+    """Makes a decoder for the answer to one attempt."""
+    refresh: Callable[[], Awaitable[None]] | None = None
+    """To be awaited before that, while the answer is there. Raises `GatewayError`."""
     other_decoder: Callable[[Answer], Awaitable[Decoder | None]] | None = None
     """Another decoder for an answer that the first one could not read; None where answers describe themselves."""
     target: str = ""
@@ -56,23 +59,21 @@ async def prepare(call: Call, body: memoryview) -> Prepared | None:
     own_id = msgspec.json.encode(call.exchange.request_id) if is_own else b""
     metadata = await _metadata(call) if call.framing.header_length == 0 else b""
     steps = reading(call, body, metadata, None if own_id else policy.leave_out)
-    request = await call.run_parser(InferRequest.parse(steps, policy, own_id))
+    request = await call.exchange.request_codec.run(InferRequest.parse(steps, policy, own_id))
     if request is None:
         return None
     declared = await _declared_half_precision(call) if request.promotes else {}
-
-    async def decoder() -> Decoder:
-        return InferAnswer(
-            request.selection,
-            model=call.match.model or "",
-            is_renamed=call.match.is_renamed,
-            request_id=request.id,
-            sent_id=request.sent_id,
-            max_bytes=call.plan.limits.response_body,
-            limits=call.plan.header_limits,
-            declared=declared,
-        )
-
+    decoder = partial(
+        InferAnswer,
+        request.selection,
+        model=call.match.model or "",
+        is_renamed=call.match.is_renamed,
+        request_id=request.id,
+        sent_id=request.sent_id,
+        max_bytes=call.plan.limits.response_body,
+        limits=call.plan.header_limits,
+        declared=declared,
+    )
     return Prepared(request, request, decoder)
 
 

@@ -7,7 +7,6 @@ from urllib.parse import unquote
 import pytest
 
 from gateway.config import Route
-from gateway.headers import Headers
 from gateway.policy.routing import Destination, PathKind, Router
 
 STICKIES = dict.fromkeys(("vision", "default", "other"), "none")
@@ -230,12 +229,9 @@ def test_the_first_sticky_backend_of_a_split_decides(weights: dict[str, int], st
     assert split(**weights).sticky == sticky
 
 
-def test_a_header_is_a_key_unless_it_is_absent_or_empty() -> None:
-    destination = split(c=1)
-    assert destination.header_key(Headers([("x-USER", " a ")])) == "a"
-    assert destination.header_key(Headers([("X-User", " ")])) is None
-    assert destination.header_key(Headers()) is None
-    assert split(a=1).header_key(Headers([("", "a")])) is None
+def test_the_header_whose_value_is_the_key_is_named_in_lower_case() -> None:
+    assert split(c=1).sticky_header == "x-user"
+    assert split(b=1).sticky_header == split(a=1).sticky_header == ""
 
 
 def kind_of(path: str) -> tuple[str | None, PathKind]:

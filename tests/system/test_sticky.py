@@ -72,6 +72,14 @@ async def test_a_header_stays_on_its_endpoint(form: str) -> None:
         assert not first & second
 
 
+async def test_an_empty_header_is_no_key() -> None:
+    async with endpoints(2, "header:X-Session") as (client, backends, _):
+        for number in range(8):
+            path = f"/v2/models/m/any?id={number}"
+            assert (await client.request("GET", path, headers={"X-Session": ""})).status == 200
+        assert all(backend.seen for backend in backends)
+
+
 async def test_only_the_sequences_of_an_endpoint_that_died_move() -> None:
     async with endpoints(3, "sequence_id") as (client, backends, first):
         await send_sequences(client, (True, int))
