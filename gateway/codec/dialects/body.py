@@ -15,9 +15,7 @@ JSON never exists as a whole. Not here: where outputs stand in an answer (`paths
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -42,12 +40,6 @@ MAX_DEPTH = 64
 SMALL_JSON_BYTES = 8 * SINGLE_PIECE_BYTES
 """The most JSON that is made in one go: of one-byte types it is up to six times as long."""
 
-MAX_BODIES = 256
-"""How many bodies of the gateway's own templates are kept: making one takes longer than filling it."""
-
-MAX_NAMES_KEPT = 1024
-"""The most characters of names in a body that is kept."""
-
 Inputs = Mapping[str, tuple[Datatype | None, tuple[int, ...] | None]]
 """Datatype and shape of each input that a model is known to have."""
 
@@ -67,25 +59,23 @@ _LATER, _NULL = Raw(LATER), Raw(b"null")
 # The language
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where something of a request stands; also in values for `Body` that are no YAML, whatever the input's name is."""
+class Place:
+    """Where something of a request stands in what is JSON otherwise."""
 
-    name: str = ""
-    """The input's."""
-    operation: str = ""
-    """`$each`, or one of `_INPUT` or `_OWN`; empty for a nested tensor."""
-    item: "Sequence[bytes | Place]" = ()
-    """Of `$each`: what is printed for each row of some inputs."""
-    rows_of: Collection[str] = ()
-    """The inputs that are in it."""
+    __slots__ = ("item", "name", "operation")
 
+    def __init__(self, name: str = "", operation: str = "", item: Any = None) -> None:
+        """*name* is an input's, or *operation* is of `_OWN`, or it is `$each`, with *item* for each row.
 
-Parts = Sequence[bytes | Place]
-"""Texts and what stands between them."""
+        Of an input *operation* is one of `_INPUT`, or empty for the nested tensor.
+        """
+        self.name = name
+        self.operation = operation
+        self.item = item
 
 
 class Body:
-    """A body that was read from YAML, or one of the gateway's own."""
+    """A body that was read from YAML."""
 
     def __init__(self, value: Any, inputs: Inputs) -> None:
         """*value* has text, numbers, lists and objects in it."""
@@ -93,41 +83,22 @@ class Body:
         """What is wrong with it: words by the key where it is, such as `.rows[0].x`."""
         self._inputs = inputs
         self._found: set[str] = set()
-        self._in_rows: dict[str, None] | None = None  # the inputs in the `$each` that is being read, if one is
-        self._met: list[Place] = []  # what stands in the text that is being read
-        self._parts = self._parts_of(value, "", 1)
+        self._in_rows: set[str] | None = None  # the inputs in the `$each` that is being read, if one is
+        self.template = self._read(value, "", 1)
+        """JSON with a `Place` wherever something of a request stands."""
         for name in inputs:
             if name not in self._found:
                 hint = f"; `${name}` is the request's own, so call it something else" if f"${name}" in _OWN else ""
                 self.faults.setdefault("", f"input `{name}` stands nowhere in it{hint}")
 
-    def write(self, request: DialectRequest, strings: Strings, datatypes: Mapping[str, Datatype]) -> "WrittenRequest":
-        """The body of *request*. Raises `CodecError` for what it cannot say.
-
-        *datatypes* are those as which numbers are printed, by the names of the datatypes that they have.
-        """
-        filling = _Filling(request, strings, datatypes, {tensor.name: tensor for tensor in request.inputs})
-        return WrittenRequest(request, filling.filled(self._parts))
-
-    def _parts_of(self, value: Any, at: str, depth: int) -> Parts:
-        outside, self._met = self._met, []
-        beginning, *texts_behind = msgspec.json.encode(self._read(value, at, depth)).split(LATER)
-        met, self._met = self._met, outside
-        parts: list[bytes | Place] = [beginning]
-        for place, text in zip(met, texts_behind, strict=True):
-            parts += (place, text)
-        return parts
-
     def _read(self, value: Any, at: str, depth: int) -> Any:
-        """*value* as JSON, with `LATER` for all that is in `_met`."""
+        """The template of *value*, which stands *at* a key; `null` for what is wrong."""
         if depth > MAX_DEPTH:
             return self._fault(at, f"nested deeper than {MAX_DEPTH} levels")
-        if isinstance(value, Place):
-            return self._place(value.name)
         if isinstance(value, list):
             return [self._read(item, f"{at}[{index}]", depth + 1) for index, item in enumerate(value)]
         if isinstance(value, str) and _is_own(value):
-            return self._meet(Place("", value)) if value in _OWN else self._input("", value[1:], at)
+            return Place("", value) if value in _OWN else self._input("", value[1:], at)
         if not isinstance(value, dict):
             return self._constant(value.removeprefix("$") if isinstance(value, str) else value, at)
         operation = next(filter(_is_own, value), None)
@@ -143,7 +114,7 @@ class Body:
             return self._fault(at, f"unknown; known are {known}, and $$ for a name that begins with $")
         return self._input(operation, value[operation], at)
 
-    def _input(self, operation: str, name: Any, at: str) -> Raw:
+    def _input(self, operation: str, name: Any, at: str) -> Place | Raw:
         if not isinstance(name, str) or name not in self._inputs:
             there = f"there are {', '.join(self._inputs)}" if self._inputs else "`inputs` names none"
             also = "its name stands here without $" if operation else "$parameters and $id are known, $$ is the text $"
@@ -153,14 +124,16 @@ class Body:
             self._fault(at, f"expected an input with `datatype: BYTES`, and `{name}` is none")
         if operation == "$rows" and shape is not None and len(shape) < (1 if self._in_rows is None else 2):
             self._fault(at, f"input `{name}` is a scalar there, which has no rows")
-        return self._place(name, operation)
+        self._found.add(name)
+        if self._in_rows is not None:
+            self._in_rows.add(name)
+        return Place(name, operation)
 
-    def _each(self, item: Any, at: str, depth: int) -> Raw:
+    def _each(self, item: Any, at: str, depth: int) -> Place | Raw:
         if self._in_rows is not None:
             return self._fault(at, "expected no `$each` inside of another one")
-        inside: dict[str, None] = {}
-        self._in_rows = inside
-        parts = self._parts_of(item, at, depth + 1)
+        self._in_rows = inside = set[str]()
+        template = self._read(item, at, depth + 1)
         self._in_rows = None
         if not inside:
             return self._fault(at, self.faults.get(at, "expected an input in it, such as $x, for its rows"))
@@ -170,17 +143,7 @@ class Body:
         if len(sizes) > 1 or "a scalar" in sizes:
             said = ", ".join(f"`{name}` {size}" for name, size in first.items() if size in sizes)
             self._fault(at, f"expected inputs with the same first dimension: {said}")
-        return self._meet(Place("", "$each", parts, inside))
-
-    def _place(self, name: str, operation: str = "") -> Raw:
-        self._found.add(name)
-        if self._in_rows is not None:
-            self._in_rows[name] = None
-        return self._meet(Place(name, operation))
-
-    def _meet(self, place: Place) -> Raw:
-        self._met.append(place)
-        return _LATER
+        return Place("", "$each", template)
 
     def _constant(self, value: Any, at: str) -> Raw:
         try:  # integers may have more than 64 bits
@@ -201,52 +164,40 @@ def _is_own(text: str) -> bool:
 # Templates of the gateway's own
 
 
-def own_body(template: Callable[..., Any], names: tuple[str, ...], *said: str | bool) -> Body:
-    """What *template* makes of the *names* of a request's inputs, and of what else is *said*; kept for short names.
-
-    Raises `CodecError` if it has rows of no inputs.
-    """
-    make = _own_body if sum(map(len, names)) <= MAX_NAMES_KEPT else _own_body.__wrapped__
-    body = make(template, names, *said)
-    if body.faults:
-        raise CodecError("a request without inputs has no rows, which this backend gets")
-    return body
+def by_name(inputs: Sequence[Tensor]) -> dict[str, Place]:
+    """An object of all *inputs*."""
+    return {tensor.name: Place(tensor.name) for tensor in inputs}
 
 
-@lru_cache(MAX_BODIES)
-def _own_body(template: Callable[..., Any], names: tuple[str, ...], *said: str | bool) -> Body:
-    return Body(template(names, *said), dict.fromkeys(names, (None, None)))
-
-
-def as_text(text: str) -> str:
-    """*text* as it stands in a template."""
-    return f"${text}" if text.startswith("$") else text
-
-
-def by_name(names: Iterable[str]) -> dict[str, Place]:
-    """An object of all inputs."""
-    return {as_text(name): Place(name) for name in names}
-
-
-def in_a_row(names: Sequence[str]) -> Any:
-    """The same; of only one input the value itself."""
-    return Place(names[0]) if len(names) == 1 else by_name(names)
+def in_rows(inputs: Sequence[Tensor]) -> Place:
+    """A list of such objects, one for each row; of only one input the rows themselves."""
+    return Place("", "$each", Place(inputs[0].name) if len(inputs) == 1 else by_name(inputs))
 
 
 # From a template and a request to what is sent
 
 
-@dataclass(frozen=True, slots=True)
 class WrittenRequest(PiecedJson):
-    """The body of a request for its backend; the JSON of its segments is made anew each time that it is sent."""
+    """The body of a request for its backend; the JSON of its tensors is made anew each time that it is sent."""
 
-    request: DialectRequest
-    segments: "list[Segment]"
+    def __init__(
+        self, template: Any, request: DialectRequest, strings: Strings, datatypes: Mapping[str, Datatype]
+    ) -> None:
+        """*template* is JSON with a `Place` wherever something of *request* stands.
+
+        *datatypes* are those as which numbers are printed, by the names of the datatypes that they have. Raises
+        `CodecError` for what the body cannot say.
+        """
+        self._request = request
+        self._strings = strings
+        self._datatypes = datatypes
+        self._inputs = {tensor.name: tensor for tensor in request.inputs}
+        self._segments = self._filled(template, None)
 
     @property
     def small_json(self) -> bytes | None:
         """All of it, if it is small enough to be made and sent in one go."""
-        if sum([len(tensor.blob) for tensor in self.request.inputs]) > SINGLE_PIECE_BYTES:
+        if sum([len(tensor.blob) for tensor in self._request.inputs]) > SINGLE_PIECE_BYTES:
             return None
         made = bytearray()
         for text in self.texts():
@@ -257,36 +208,33 @@ class WrittenRequest(PiecedJson):
 
     def texts(self) -> Iterator[Piece]:
         """The body in texts of bounded size, of which some may be empty; every call makes it anew."""
-        return chain.from_iterable([(part,) if isinstance(part, bytes) else part.pieces() for part in self.segments])
+        return chain.from_iterable([(part,) if isinstance(part, bytes) else part.pieces() for part in self._segments])
 
+    def _filled(self, template: Any, rows_of: list[Tensor] | None) -> "list[Segment]":
+        """The JSON of *template*, in each row of inputs that are added to *rows_of*, or else of the whole ones."""
+        there: list[Segment] = []
 
-class _Filling(msgspec.Struct, frozen=True):
-    """A request that fills the places of a template."""
+        def fill(place: Place) -> Raw:
+            there.append(self._at(place, rows_of))
+            return _LATER
 
-    request: DialectRequest
-    strings: Strings
-    datatypes: Mapping[str, Datatype]
-    inputs: Mapping[str, Tensor]
+        beginning, *texts_behind = msgspec.json.encode(template, enc_hook=fill).split(LATER)
+        return [beginning, *chain.from_iterable(zip(there, texts_behind, strict=True))]
 
-    def filled(self, parts: Parts, *, in_rows: bool = False) -> "list[Segment]":
-        """All of *parts*; *in_rows*: inputs stand there with the shape that they have in a row."""
-        return [part if isinstance(part, bytes) else self._at(part, in_rows=in_rows) for part in parts]
-
-    def _input(self, name: str) -> Tensor:
-        tensor = self.inputs.get(name)
-        if tensor is None:
-            raise CodecError(f"{label_of('input', name)} is missing: the model's server needs all of its inputs")
-        return tensor
-
-    def _at(self, place: Place, *, in_rows: bool) -> "Segment":
+    def _at(self, place: Place, rows_of: list[Tensor] | None) -> "Segment":
         """What stands at *place*."""
         operation = place.operation
         if operation == "$each":
-            return self._rows(place)
+            return self._rows(place.item)
         if operation in _OWN:
-            return object_text(self.request.parameters) if operation == "$parameters" else self.request.id or b"null"
-        tensor = self._input(place.name)
-        shape = tensor.shape[1:] if in_rows else tensor.shape
+            return object_text(self._request.parameters) if operation == "$parameters" else self._request.id or b"null"
+        tensor = self._inputs.get(place.name)
+        if tensor is None:
+            raise CodecError(f"{label_of('input', place.name)} is missing: the model's server needs all of its inputs")
+        shape = tensor.shape
+        if rows_of is not None:
+            rows_of.append(tensor)
+            shape = shape[1:]
         if operation == "$shape":
             return orjson.dumps(shape)
         if operation == "$rows":
@@ -300,18 +248,19 @@ class _Filling(msgspec.Struct, frozen=True):
         datatype = tensor.datatype
         strings = StringForm.BASE64
         if datatype.kind is Kind.BYTES and operation != "$b64":
-            strings = self.strings(tensor)
-        literals = datatype.kind is Kind.FLOAT and self.request.policy.nonfinite is NonFinite.LITERAL
-        return NestedTensor(tensor.blob, self.datatypes.get(datatype.name, datatype), shape, strings, literals)
+            strings = self._strings(tensor)
+        literals = datatype.kind is Kind.FLOAT and self._request.policy.nonfinite is NonFinite.LITERAL
+        return NestedTensor(tensor.blob, self._datatypes.get(datatype.name, datatype), shape, strings, literals)
 
-    def _rows(self, each: Place) -> "NestedTensor | Rows":
-        n_rows = _same_rows([self._input(name) for name in each.rows_of])
-        item = self.filled(each.item, in_rows=True)
-        slots = [segment for segment in item if isinstance(segment, NestedTensor)]
-        if len(slots) == 1 and not any(segment for segment in item if segment is not slots[0]):
+    def _rows(self, item: Any) -> "NestedTensor | Rows":
+        inputs: list[Tensor] = []
+        row = self._filled(item, inputs)
+        n_rows = _same_rows(inputs)
+        slots = [segment for segment in row if isinstance(segment, NestedTensor)]
+        if len(slots) == 1 and not any(segment for segment in row if segment is not slots[0]):
             # the rows of one tensor are its nested lists
             return msgspec.structs.replace(slots[0], shape=(n_rows, *slots[0].shape))
-        return Rows([segment for segment in item if not isinstance(segment, Rows)], n_rows)
+        return Rows([segment for segment in row if not isinstance(segment, Rows)], n_rows)
 
 
 Segment = bytes | NestedTensor | Rows
@@ -319,6 +268,8 @@ Segment = bytes | NestedTensor | Rows
 
 def _same_rows(inputs: Sequence[Tensor]) -> int:
     """How many rows all *inputs* have. Raises `CodecError` if they are not as many, or one is a scalar."""
+    if not inputs:
+        raise CodecError("a request without inputs has no rows, which this backend gets")
     for tensor in inputs:
         if not tensor.shape:
             raise CodecError(f"{tensor}: a scalar has no rows, which this backend gets")

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.codec.dialects.body import Body, WrittenRequest
+from gateway.codec.dialects.body import WrittenRequest
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription
 from gateway.codec.dialects.paths import AnswerForm, find
 from gateway.codec.dialects.request import DialectRequest
@@ -71,13 +71,13 @@ class Dialect:
         """
         raise CodecError(f"servers of dialect {self.name!r} do not describe their models")
 
-    def body(self, description: ModelDescription, names: tuple[str, ...], *, has_parameters: bool) -> Body:
-        """The body of requests to the model that have inputs of these *names*; *has_parameters*: and parameters too.
+    def body(self, request: DialectRequest, description: ModelDescription) -> Any:
+        """What is sent for *request*: JSON with a `Place` wherever something of it stands.
 
-        Raises `CodecError` if there is none.
+        Raises `CodecError` for what the server cannot be asked.
         """
         assert description.template is not None, "only models that are configured are asked"
-        return description.template.body
+        return description.template.body.template
 
     def string_form(self, request: DialectRequest, tensor: Tensor, encoding: str) -> StringForm:
         """How the elements of *tensor*, which is BYTES, become strings; *encoding* is the model's, empty for none.
@@ -94,14 +94,12 @@ class Dialect:
 
     def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:
         """The body of *request* to the model. Raises `CodecError` for what it cannot say."""
-        names = tuple([tensor.name for tensor in request.inputs])
-        body = self.body(description, names, has_parameters=bool(request.parameters))
 
         def strings(tensor: Tensor) -> StringForm:
             described = description.input_called(tensor.name)
             return self.string_form(request, tensor, described.encoding if described is not None else "")
 
-        return body.write(request, strings, self.datatypes)
+        return WrittenRequest(self.body(request, description), request, strings, self.datatypes)
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """How the model's answers are put together."""

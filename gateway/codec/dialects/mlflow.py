@@ -4,12 +4,11 @@ Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
 """
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from msgspec import structs
 
-from gateway.codec.dialects.body import Body, Place, WrittenRequest, as_text, by_name, in_a_row, own_body
+from gateway.codec.dialects.body import Place, WrittenRequest, by_name, in_rows
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription
 from gateway.codec.dialects.dialect import Dialect, document_of
 from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
@@ -39,12 +38,20 @@ class MLflow(Dialect):
         """The model is ready when the server is."""
         return self.live_path if version is None else None
 
-    def body(self, description: ModelDescription, names: tuple[str, ...], *, has_parameters: bool) -> Body:
+    def body(self, request: DialectRequest, description: ModelDescription) -> Any:
         """`inputs` unless the configuration says otherwise."""
-        is_nameless = description.has_nameless_input and description.format in ("", "inputs")
-        if is_nameless and len(names) != 1:
-            raise CodecError(f"the model has one input, which has no name; the request has {len(names)}")
-        return own_body(_template, names, "nameless" if is_nameless else description.format, has_parameters)
+        inputs, form = request.inputs, description.format
+        params = {"params": Place("", "$parameters")} if request.parameters else {}
+        if form == "instances":
+            return {**params, "instances": in_rows(inputs)}
+        if form == "dataframe_split":
+            columns, row = [tensor.name for tensor in inputs], [Place(tensor.name) for tensor in inputs]
+            return {**params, "dataframe_split": {"columns": columns, "data": Place("", "$each", row)}}
+        if not description.has_nameless_input:
+            return {**params, "inputs": by_name(inputs)}
+        if len(inputs) != 1:
+            raise CodecError(f"the model has one input, which has no name; the request has {len(inputs)}")
+        return {**params, "inputs": Place(inputs[0].name)}
 
     def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:
         """Columns of a table are lists."""
@@ -65,20 +72,6 @@ class MLflow(Dialect):
 
 
 # What it gets
-
-
-def _template(names: Sequence[str], form: str, has_parameters: bool) -> Any:
-    params = {"params": "$parameters"} if has_parameters else {}
-    match form:
-        case "nameless":
-            return {**params, "inputs": Place(names[0])}
-        case "instances":
-            return {**params, "instances": {"$each": in_a_row(names)}}
-        case "dataframe_split":
-            rows = {"$each": [Place(name) for name in names]}
-            return {**params, "dataframe_split": {"columns": [as_text(name) for name in names], "data": rows}}
-        case _:
-            return {**params, "inputs": by_name(names)}
 
 
 def _column(tensor: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ Facts from TensorFlow Serving's documentation and source (`api_rest.md`, `http_r
 and from KServe 0.21.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -12,7 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from gateway.codec.dialects.body import Body, WrittenRequest, as_text, by_name, in_a_row, own_body
+from gateway.codec.dialects.body import by_name, in_rows
 from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription, TensorDescription
 from gateway.codec.dialects.dialect import Dialect, document_of
 from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
@@ -117,9 +116,17 @@ class TensorFlow(Dialect):
             platform="tensorflow_savedmodel",
         )
 
-    def body(self, description: ModelDescription, names: tuple[str, ...], *, has_parameters: bool) -> Body:
-        """Columnar unless the configuration says `row`; the servers have no parameters."""
-        return own_body(_template, names, description.signature, description.format == "row")
+    def body(self, request: DialectRequest, description: ModelDescription) -> Any:
+        """Columnar unless the configuration says `row`; the servers have no parameters, and no sequences."""
+        if (sequence := request.parameters.get("sequence_id", b"0")) not in _NO_SEQUENCE:
+            raise CodecError(
+                f"sequence_id is {excerpt(sequence)}, but this backend has no sequences: it would answer each request "
+                "of one as if it stood alone; leave sequence_id out if that is meant"
+            )
+        named = {"signature_name": description.signature} if description.signature else {}
+        if description.format == "row":
+            return {**named, "instances": in_rows(request.inputs)}
+        return {**named, "inputs": by_name(request.inputs)}
 
     def string_form(self, request: DialectRequest, tensor: Tensor, encoding: str) -> StringForm:
         """Octets are objects in base64: what is no text, and what the model or the policy says is octets."""
@@ -127,26 +134,9 @@ class TensorFlow(Dialect):
         is_octets = tensor.name in request.octets or encoding == "base64" or (not encoding and is_base64)
         return StringForm.B64_OBJECT if is_octets else StringForm.TEXT
 
-    def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:
-        """Raises `CodecError` for a request of a sequence too."""
-        if (sequence := request.parameters.get("sequence_id", b"0")) not in _NO_SEQUENCE:
-            raise CodecError(
-                f"sequence_id is {excerpt(sequence)}, but this backend has no sequences: it would answer each request "
-                "of one as if it stood alone; leave sequence_id out if that is meant"
-            )
-        return super().write(request, description)
-
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """As the request; but KServe answers `predictions` also where its model takes `inputs`."""
         return _ROWS if description.format == "row" else _COLUMNS
-
-
-# What it gets
-
-
-def _template(names: Sequence[str], signature: str, is_row: bool) -> Any:
-    named = {"signature_name": as_text(signature)} if signature else {}
-    return {**named, "instances": {"$each": in_a_row(names)}} if is_row else {**named, "inputs": by_name(names)}
 
 
 # What it says
