@@ -19,7 +19,8 @@ import msgspec
 
 from gateway import __version__, demo
 from gateway.app import file_problems, settle
-from gateway.backend.first_look import FirstLook
+from gateway.backend.first_look import look_at
+from gateway.backend.tasks import Tasks
 from gateway.certificates import tls_warnings
 from gateway.config import MAX_FILE_BYTES, Config, for_backend, inspect, inspect_bytes, json_schema, load
 from gateway.config.values import nearest, shortened
@@ -290,7 +291,7 @@ async def _serve_until_stopped(
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     application = await (Application if config.workers == 1 else Supervisor).start(config)
-    look = FirstLook(application.name)
+    beside = Tasks()
     try:
         settle()
         announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
@@ -300,16 +301,15 @@ async def _serve_until_stopped(
         notifier.ready(f"clients on {application.listen_url}, status page and metrics on {application.admin_url}")
         notifier.start_watchdog(application.stalled)
         if not options.no_first_look:
-            look.look_at(config)
-        looking = {} if options.no_first_look else {"on_taken": look.look_at}
-        reloader.start(application.replace, application.metrics, watch=options.watch, **looking)
+            beside.begin(look_at(config, application.name))
+        reloader.start(application.replace, application.metrics, watch=options.watch)
         await stopped.wait()
         await reloader.stop()
         notifier.stopping()
         return await _drain(application)
     finally:
         await reloader.stop()
-        await look.stop()
+        await beside.close()
         await application.stop()
 
 

@@ -15,7 +15,6 @@ from gateway.cli import main
 from gateway.config import Address, parse
 from gateway.demo import JsonServer
 from gateway.process import ports
-from tests.conftest import answering, lying
 from tests.test_cli import process, run, run_inside, url_in_line
 
 FREE = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
@@ -158,23 +157,6 @@ async def test_a_backend_that_is_not_there_is_said_once_and_the_gateway_serves(
         _, errors = await serve.communicate()
         assert serve.returncode == 0
         assert b"nothing listens" not in errors
-
-
-async def test_a_reload_looks_at_the_backends_that_are_new(tmp_path: Path) -> None:
-    metadata = answering(b'{"name": "one", "version": "1", "extensions": []}')
-    async with lying(metadata) as one, lying(metadata) as two:
-        file = tmp_path / "gateway.yaml"
-        settings = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {a: {endpoints: [URLS]}}\n"
-        file.write_text(settings.replace("URLS", one.url))
-        async with process("serve", str(file), first_look=True) as serve:
-            assert serve.stderr is not None
-            for expected in ("serves clients", "metrics and health", f"'a': {one.url}: one 1 answers"):
-                assert expected in (await asyncio.wait_for(serve.stderr.readline(), 30)).decode()
-            file.write_text(settings.replace("URLS", f"{one.url}, {two.url}"))
-            serve.send_signal(signal.SIGHUP)
-            for expected in ("reloaded", f"'a': {two.url}: one 1 answers"):
-                assert expected in (await asyncio.wait_for(serve.stderr.readline(), 30)).decode()
-    assert (len(one.connections), len(two.connections)) == (1, 1)
 
 
 # Ports that are taken

@@ -13,7 +13,6 @@ import errno
 import logging
 import os
 import ssl
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -35,12 +34,11 @@ from gateway.backend.questions import (
 )
 from gateway.backend.resolving import look_up, usable_addresses
 from gateway.backend.speaking import AUTO
-from gateway.backend.tasks import Tasks
 from gateway.certificates import TlsContext, uses_tls
 from gateway.config import Backend, Config
 from gateway.config.values import shortened
 from gateway.errors import ConfigError, ErrorKind, GatewayError
-from gateway.policy.crossing import BackendHeaders
+from gateway.policy.crossing import BackendHeaders, Fields
 
 LOOK_S = 5.0
 """How long the look at one endpoint may take, with all of its requests."""
@@ -87,51 +85,36 @@ class Finding(NamedTuple):
     words: str
 
 
-class FirstLook:
-    """Looks at endpoints in the background, once at each."""
+async def look_at(config: Config, gateway: str) -> None:
+    """Look at all endpoints of *config*, and log each finding. *gateway* is this gateway's name in `Via`."""
+    free = asyncio.Semaphore(AT_ONCE)
+    await asyncio.gather(*(_look_at(name, backend, gateway, free) for name, backend in config.backends.items()))
 
-    def __init__(self, gateway: str) -> None:
-        """*gateway* is this gateway's name in `Via`. Nothing is asked before `look_at`."""
-        self._via = f"1.1 {gateway}"
-        self._known: set[tuple[str, str]] = set()
-        self._looks = Tasks()
-        self._free = asyncio.Semaphore(AT_ONCE)
 
-    def look_at(self, config: Config) -> None:
-        """Begin to look at the endpoints of *config* that the previous configuration did not have; does not wait."""
-        known, self._known = self._known, {(name, url) for name, of in config.backends.items() for url in of.endpoints}
-        if not log.isEnabledFor(BAD):
-            return
-        for name, backend in config.backends.items():
-            if new := [url for url in backend.endpoints if (name, url) not in known]:
-                self._looks.begin(self._look_at_backend(name, backend, new))
+async def _look_at(name: str, backend: Backend, gateway: str, free: asyncio.Semaphore) -> None:
+    urls = backend.endpoints
+    with suppress(ConfigError):  # files have changed since the start; requests report this
+        # in a thread, because loading the system's authorities takes 20 ms
+        tls = await asyncio.to_thread(TlsContext, f"backends.{name}.tls", backend.tls) if uses_tls(urls) else None
+        fields = BackendHeaders(backend.headers.set, backend.headers.remove).probing("first look")
+        fields.append(("Via", f"1.1 {gateway}"))
+        await asyncio.gather(*(_look(name, backend, Endpoint.parse(url, tls), fields, free) for url in urls))
 
-    async def stop(self) -> None:
-        """Cancel all looks."""
-        await self._looks.close()
 
-    async def _look_at_backend(self, name: str, backend: Backend, urls: Iterable[str]) -> None:
-        with suppress(ConfigError):  # files have changed since the start; requests report this
-            # in a thread, because loading the system's authorities takes 20 ms
-            tls = await asyncio.to_thread(TlsContext, f"backends.{name}.tls", backend.tls) if uses_tls(urls) else None
-            await asyncio.gather(*(self._look(name, backend, Endpoint.parse(url, tls)) for url in urls))
-
-    async def _look(self, name: str, backend: Backend, endpoint: Endpoint) -> None:
-        """Look at *endpoint*, and log the finding."""
-        headers = BackendHeaders(backend.headers.set, backend.headers.remove).probing("first look")
-        connections = own_connections(name, backend.timeouts.connect)
-        try:
-            async with self._free, asyncio.timeout(LOOK_S):
-                endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
-                asker = Asker(connections, endpoint, [*headers, ("Via", self._via)])
-                finding = await _find(backend, endpoint, asker.get)
-        except TimeoutError:
-            finding = Finding(BAD, f"no answer to GET {endpoint.base_path}/v2 within {LOOK_S:g} s")
-        except (GatewayError, OSError, UnicodeError):  # this machine is at its limits, or `resolving` reports it
-            return
-        finally:
-            await connections.close()
-        log.log(finding.level, "backend %r: %s%s: %s", name, endpoint.url, endpoint.base_path, finding.words)
+async def _look(name: str, backend: Backend, endpoint: Endpoint, fields: Fields, free: asyncio.Semaphore) -> None:
+    """Look at *endpoint*, and log the finding."""
+    connections = own_connections(name, backend.timeouts.connect)
+    try:
+        async with free, asyncio.timeout(LOOK_S):
+            endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
+            finding = await _find(backend, endpoint, Asker(connections, endpoint, fields).get)
+    except TimeoutError:
+        finding = Finding(BAD, f"no answer to GET {endpoint.base_path}/v2 within {LOOK_S:g} s")
+    except (GatewayError, OSError, UnicodeError):  # this machine is at its limits, or `resolving` reports it
+        return
+    finally:
+        await connections.close()
+    log.log(finding.level, "backend %r: %s%s: %s", name, endpoint.url, endpoint.base_path, finding.words)
 
 
 async def resolved(endpoint: Endpoint) -> Endpoint:

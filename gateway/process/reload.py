@@ -84,17 +84,13 @@ class Reloader:
             log.warning("SIGHUP ignored: there is no file to read again; `serve --config FILE` has one")
         self._wanted.set()
 
-    def start(
-        self, replace: Replace, metrics: Metrics, *, watch: bool, on_taken: Callable[[Config], None] = lambda _: None
-    ) -> None:
+    def start(self, replace: Replace, metrics: Metrics, *, watch: bool) -> None:
         """Reload when requested; *watch*: also when the file's content changes.
 
-        *replace* is `Application.replace`; *metrics* are told how each reload went. *on_taken* is called with each
-        configuration that has taken effect.
+        *replace* is `Application.replace`; *metrics* are told how each reload went.
         """
         self._replace = replace
         self._metrics = metrics
-        self._on_taken = on_taken
         if self._file is not None:
             self._task = asyncio.create_task(self._run(self._file, watch=watch))
 
@@ -149,7 +145,6 @@ class Reloader:
         else:
             words = f"{', '.join(kept)}: takes effect after a restart" if kept else ""
             announce.info("reloaded %s%s", file, words and f"; {words}")
-            self._on_taken(config)
         self._tried_s = time.monotonic()
         self._metrics.reloaded(is_successful=not self._refused, words=self._refused or words)
         self._notifier.reloaded(self._refused)

@@ -14,7 +14,8 @@ import pytest
 from gateway.app import new_name
 from gateway.backend import first_look
 from gateway.backend.connections import Connections
-from gateway.backend.first_look import FirstLook
+from gateway.backend.first_look import look_at
+from gateway.backend.tasks import Tasks
 from gateway.config import parse
 from gateway.demo import JsonServer
 from gateway.errors import ErrorKind, GatewayError
@@ -27,13 +28,11 @@ GRPC_SETTINGS = bytes.fromhex("0000180400000000000004004000000005004000000006000
 METADATA = {"name": "mlserver", "version": "1.7.1", "extensions": []}
 
 
-async def look(*urls: str, backend: str = "", name: str = "") -> FirstLook:
+async def look(*urls: str, backend: str = "", name: str = "") -> None:
     """Looks at *urls*, and waits for what is found."""
-    looking = FirstLook(name or new_name())
-    looking.look_at(parse(f"backends: {{main: {{endpoints: {json.dumps(urls)}{backend}}}}}"))
+    config = parse(f"backends: {{main: {{endpoints: {json.dumps(urls)}{backend}}}}}")
     async with asyncio.timeout(20):
-        await asyncio.gather(*looking._looks, return_exceptions=True)
-    return looking
+        await look_at(config, name or new_name())
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -445,14 +444,6 @@ async def test_files_that_are_gone_and_a_machine_at_its_limits_are_left_to_the_r
     assert said(caplog) == []
 
 
-async def test_a_defect_of_the_look_is_logged_and_nothing_else(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, server: JsonServer
-) -> None:
-    monkeypatch.setattr(first_look, "said_after", None)
-    await look(server.url)
-    assert said(caplog) == [("ERROR", "work beside the requests failed inside the gateway")]
-
-
 async def test_a_host_without_an_address_is_left_to_the_look_up(caplog: pytest.LogCaptureFixture) -> None:
     await look("http://nobody.invalid:8000")
     assert said(caplog) == []
@@ -478,24 +469,12 @@ async def test_the_gateway_itself_and_its_admin_listener_are_recognized(
     assert "says that it has binary_tensor_data" in other[1]
 
 
-async def test_each_endpoint_is_looked_at_once_and_those_that_a_reload_adds(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_endpoint_is_looked_at_once(caplog: pytest.LogCaptureFixture) -> None:
     good = answering(json.dumps(METADATA).encode())
     async with lying(good) as one, lying(good) as other:
-        looking = await look(one.url)
-        looking.look_at(parse(f"backends: {{main: {{endpoints: ['{one.url}', '{other.url}'], keep_alive: 1s}}}}"))
-        await asyncio.gather(*looking._looks)
+        await look(one.url, other.url)
         assert (len(one.connections), len(other.connections)) == (1, 1)
-    assert said(caplog) == [("INFO", f"{each.url}: mlserver 1.7.1 answers") for each in (one, other)]
-
-
-async def test_nothing_is_asked_where_nothing_would_be_logged(
-    caplog: pytest.LogCaptureFixture, server: JsonServer
-) -> None:
-    caplog.set_level(logging.ERROR)
-    async with lying(answering(b"{}")) as liar:
-        await look(liar.url)
-        assert not liar.connections
-    assert said(caplog) == []
+    assert sorted(said(caplog)) == sorted(("INFO", f"{each.url}: mlserver 1.7.1 answers") for each in (one, other))
 
 
 async def test_a_look_that_is_stopped_leaves_nothing_open(caplog: pytest.LogCaptureFixture) -> None:
@@ -503,11 +482,11 @@ async def test_a_look_that_is_stopped_leaves_nothing_open(caplog: pytest.LogCapt
         await connection.reader.read()
 
     async with lying(never) as liar:
-        looking = FirstLook(new_name())
-        looking.look_at(parse(f"backends: {{main: {{endpoints: ['{liar.url}']}}}}"))
+        looking = Tasks()
+        looking.begin(look(liar.url))
         async with asyncio.timeout(20):
             while not liar.connections:
                 await asyncio.sleep(0.01)
-            await looking.stop()
+            await looking.close()
             await liar.connections[0].ended.wait()
     assert said(caplog) == []
