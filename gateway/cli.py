@@ -23,7 +23,7 @@ from gateway.backend.first_look import look_at
 from gateway.backend.tasks import Tasks
 from gateway.certificates import tls_warnings
 from gateway.config import MAX_FILE_BYTES, Config, for_backend, inspect, inspect_bytes, json_schema, load
-from gateway.config.values import nearest, shortened
+from gateway.config.values import nearest
 from gateway.doctor import Given, examine
 from gateway.errors import ConfigError
 from gateway.plan import who_answers
@@ -247,40 +247,23 @@ def _of_options(backend: str, options: argparse.Namespace) -> Config:
     try:
         return for_backend(backend, listen, admin, grpc, access, options.workers)
     except ConfigError as error:
-        raise ConfigError(_in_options(str(error))) from None
-
-
-def _in_options(reasons: str) -> str:
-    """*reasons* why the configuration of `serve --backend` is wrong, with its keys replaced by the options."""
-    for own, elsewhere in (("listen", "--listen 127.0.0.1:8090"), ("admin", "--admin 127.0.0.1:9091")):
-        if f"own `{own}`" in reasons or f"own listener, `{own}`" in reasons:
-            reasons = reasons.replace("listen on another port", f"listen on another port: {elsewhere}")
-    reasons = reasons.replace(_ENDPOINT, "--backend")
-    return re.sub("^(listen|admin|grpc|workers): ", r"--\1: ", reasons, flags=re.MULTILINE)
+        in_options = str(error).replace(_ENDPOINT, "--backend")
+        in_options = re.sub("^(listen|admin|grpc|workers): ", r"--\1: ", in_options, flags=re.MULTILINE)
+        raise ConfigError(in_options) from None
 
 
 def _source(options: argparse.Namespace) -> tuple[Path | None, str]:
-    """The configuration's file and an empty text, or None and a backend's URL. Raises `ConfigError`."""
+    """The configuration's file and an empty text, or None and a backend's URL, whichever option has named it."""
     given = [each for each in (options.source, options.config, options.backend) if each is not None]
     if len(given) != 1:
         options.usage.error(
-            "say what to serve, --backend URL or --config FILE; to see it work without a server: tensor-gateway demo"
-            if not given
-            else "expected one of FILE|URL, --config FILE and --backend URL"
+            "say what to serve, one of --backend URL, --config FILE and FILE|URL; to see it work without a server: "
+            "tensor-gateway demo"
         )
     (source,) = given
-    if options.config is not None and "://" in source:
-        raise ConfigError(f"--config: expected a file, got a URL; did you mean --backend {shortened(source)}?")
-    if options.backend is not None and _is_file(source):
-        raise ConfigError(f"--backend: expected a URL, got a file; did you mean --config {shortened(source)}?")
-    looks_like_url = "://" in source or _HOST_AND_PORT.match(source)
-    is_backend = options.backend is not None or (options.config is None and looks_like_url and not _is_file(source))
-    return (None, source) if is_backend else (Path(source), "")
-
-
-def _is_file(source: str) -> bool:
-    """Whether *source* is an existing file, or has a name like a configuration's."""
-    return "://" not in source and (source.endswith((".yaml", ".yml", ".json")) or os.path.exists(source))
+    is_file = "://" not in source and (source.endswith((".yaml", ".yml", ".json")) or os.path.exists(source))
+    looks_like_url = options.backend is not None or "://" in source or _HOST_AND_PORT.match(source)
+    return (None, source) if looks_like_url and not is_file else (Path(source), "")
 
 
 async def _serve_until_stopped(
@@ -337,8 +320,4 @@ def _stop_event() -> asyncio.Event:
 
 def _demo(options: argparse.Namespace) -> int:
     """Start an embedded JSON-only server and the gateway, and show one binary inference step by step."""
-
-    async def demonstrate() -> int:
-        return await demo.demonstrate(_stop_event(), once=options.once)
-
-    return asyncio.run(demonstrate())
+    return asyncio.run(demo.demonstrate(_stop_event, once=options.once))

@@ -9,10 +9,9 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any
 
 import numpy as np
 import orjson
@@ -24,12 +23,16 @@ from gateway.config import Address, for_backend
 from gateway.doctor.asking import Asker
 from gateway.doctor.tensors import Tensor, binary_request, outputs_of
 from gateway.process.application import Application
-from gateway.process.ports import is_free, user_of
+from gateway.process.ports import is_free
 
 
-async def demonstrate(stopped: asyncio.Event, *, once: bool) -> int:
-    """Start server and gateway, show an inference, and serve until *stopped* unless *once*; returns the exit code."""
-    async with JsonServer.on_port(PORTS.server) as server:
+async def demonstrate(stop_event: Callable[[], asyncio.Event], *, once: bool) -> int:
+    """Start server and gateway, show an inference, and serve until the event of *stop_event* is set, unless *once*.
+
+    Returns the exit code.
+    """
+    stopped = stop_event()
+    async with JsonServer.on_port(PORTS[0]) as server:
         listen, admin, grpc = (f"127.0.0.1:{_free_port_or_any(port)}" for port in PORTS[1:])
         config = for_backend(server.url, listen, admin, grpc if has_grpc() else None, access="none")
         application = await Application.start(config)
@@ -45,17 +48,8 @@ async def demonstrate(stopped: asyncio.Event, *, once: bool) -> int:
             await application.stop()
 
 
-class Ports(NamedTuple):
-    """Where the demonstration listens, on the loopback interface."""
-
-    server: int
-    gateway: int
-    admin: int
-    grpc: int
-
-
-PORTS = Ports(8000, 8080, 9090, 8001)
-"""The demonstration's ports, if they are free."""
+PORTS = (8000, 8080, 9090, 8001)
+"""Where server, gateway, admin listener and gRPC listen on the loopback interface, if these ports are free."""
 
 _SHAPE = (1, 3, 224, 224)
 _PATH = "/v2/models/identity/infer"
@@ -238,7 +232,7 @@ def next_steps(server_url: str, gateway_url: str, admin_url: str, *grpc_urls: st
     grpc = "".join(f"  the same, for gRPC    {url.partition('://')[2]}\n" for url in grpc_urls)
     example = EXAMPLE.replace("127.0.0.1:8080", gateway_url.removeprefix("http://"))
     return f"""\
-{_moved(server_url, gateway_url, admin_url, *grpc_urls)}Both keep serving:
+Both keep serving:
 
   the JSON-only server  {server_url}
   the gateway           {gateway_url}
@@ -257,16 +251,6 @@ curl -s -D - {gateway_url}/v2/models/identity/infer --output answer.bin \\
 Stop it with Ctrl-C. Then put the gateway in front of your own server:
 
 tensor-gateway serve --backend {_OWN_SERVER}"""
-
-
-def _moved(*urls: str) -> str:
-    """A line for each taken port of the demonstration: the program that has it, and the URL that is used instead."""
-    names = ("the JSON-only server", "the gateway", "its status page", "gRPC")
-    return "".join(
-        f"Port {port} is taken{user_of(Address(f'127.0.0.1:{port}'))}: {name} is on {url}\n"
-        for name, port, url in zip(names, PORTS, urls, strict=False)
-        if urlsplit(url).port != port
-    )
 
 
 def _identity(asked: dict[str, Any]) -> list[dict[str, Any]]:
