@@ -317,7 +317,7 @@ async def test_credentials_from_the_environment_and_from_a_file_are_used_and_not
         (
             "/v2",
             ["-H", BEARER + "${OTHER}"],
-            "not accept the credentials that were given, Authorization (401: who",
+            "it refuses the credentials that were given, Authorization (401: who is",
             2,
         ),
         ("/v2/models/m/infer", [], "it needs credentials (401: who is there?): give them with --header", 1),
@@ -337,7 +337,7 @@ async def test_a_server_that_knows_the_credentials_may_not_allow_them() -> None:
     async with lying(answering(b'{"error": "readers only"}', "403 Forbidden")) as liar:
         found = await doctor(liar.url, "-H", BEARER + "${TOKEN}", environment={"TOKEN": "a"})
     assert found.findings("problem") == [
-        "it does not allow this with the headers that were given, Authorization (403: readers only)"
+        "it refuses the credentials that were given, Authorization (403: readers only)"
     ]
     assert found.code == 2
 
@@ -372,7 +372,7 @@ async def test_a_path_that_a_proxy_has_before_the_servers_own(tmp_path: Path) ->
     assert outside.code == 2
 
 
-async def test_a_name_with_several_addresses_of_which_one_is_dead(
+async def test_a_name_with_several_addresses(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In this process, since no name of this machine has two addresses."""
@@ -389,8 +389,7 @@ async def test_a_name_with_several_addresses_of_which_one_is_dead(
         code = await examine(url.replace("127.0.0.1", "models.example"), "", Given(), only_yaml=False)
     printed = unwrapped(capsys.readouterr().out)
     assert "ok       models.example is 127.0.0.1, 127.0.0.2" in printed
-    assert "note     to the gateway these are 2 servers" in printed
-    assert "problem  no answer from 127.0.0.2: Connection refused. As long as that lasts" in printed
+    assert "note     to the gateway each address is a server of its own" in printed
     assert "ok       the trial inference gives the same values" in printed
     assert code == 1
 
@@ -570,15 +569,7 @@ async def test_the_table_says_what_clients_of_grpc_can_do(
     async with server_with(Habits()) as url:
         found = await doctor(url)
     assert ("pip install" in found.table["use gRPC"]) is not is_installed, found.printed
-    assert found.table["gRPC: infer, stream"].startswith("yes, as in binary")
-    assert found.table["gRPC: ask"] == "as over HTTP: all but model configuration"
-    assert found.table["gRPC: shared memory, traces"] == "no"
-
-
-async def test_without_a_trial_it_is_not_known_whether_grpc_infers() -> None:
-    async with server_with(Habits(says_models=False)) as url:
-        found = await doctor(url)
-    assert found.table["gRPC: infer, stream"] == "not found out", found.printed
+    assert "as over HTTP" in found.table["use gRPC"]
 
 
 @pytest.mark.parametrize(
@@ -641,7 +632,6 @@ async def test_an_inference_that_is_refused_through_the_gateway_is_a_problem() -
         found = await doctor(url)
     assert found.findings("problem") == ["in binary through the gateway it was refused: 403: not from you"]
     assert found.table["infer in binary"] == "no: 403: not from you"
-    assert found.table["gRPC: infer, stream"] == "no: 403: not from you"
     assert found.code == 1
 
 

@@ -45,10 +45,7 @@ class Asker(questions.Asker):
                 f"it needs credentials ({answer.words}): give them with --header 'Authorization: Bearer ${{TOKEN}}', "
                 "which takes TOKEN from the environment; ${file:PATH} takes a file"
             )
-        given = ", ".join(self.headers)
-        if answer.status == 403:
-            return f"it does not allow this with the headers that were given, {given} ({answer.words})"
-        return f"it does not accept the credentials that were given, {given} ({answer.words}): wrong, or expired?"
+        return f"it refuses the credentials that were given, {', '.join(self.headers)} ({answer.words})"
 
     async def post(
         self, path: str, body: bytes, header_length: int | None = None, *, is_chunked: bool = False

@@ -76,14 +76,9 @@ def _file(url: str, server: str, report: Report) -> str:
 
 
 def _address(first: int, url: str) -> str:
-    """A loopback address to listen on: the *first* port, or a later one, that is free and none of the server's.
-
-    A server may have three in a row: servers on 8080 use the next two as well, for gRPC and metrics.
-    """
-    others = range(first, first + 40, 10)
-    of_server = urlsplit(url).port or 0
-    free = (port for port in others if not 0 <= port - of_server < 3 and is_free(Address(f"127.0.0.1:{port}")))
-    return f"127.0.0.1:{next(free, first)}"
+    """A loopback address to listen on: the *first* port, or a later one, that is free and not the server's at *url*."""
+    addresses = [Address(f"127.0.0.1:{port}") for port in range(first, first + 40, 10)]
+    return next((each for each in addresses if each.port != urlsplit(url).port and is_free(each)), addresses[0])
 
 
 class _Examination:

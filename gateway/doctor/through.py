@@ -225,15 +225,7 @@ async def _cost(way: str, infer: Callable[[], Awaitable[Answer]]) -> tuple[str, 
 
 
 def add_grpc(report: Report) -> None:
-    """Add the rows for gRPC: a call over gRPC is served as the same call over HTTP."""
-    over_http = dict(report.abilities)
-    refused = [what.removeprefix("ask for ") for what, words in report.abilities if words == "no"]
-    infer = over_http.get("infer in binary", "not found out")
-    if infer.startswith("yes"):
-        infer = "yes, as in binary; FP16 and BF16 as raw contents only, as tritonclient sends them"
+    """Add the row for gRPC: a call over gRPC is served as the same call over HTTP."""
     before = "" if has_grpc() else "pip install 'tensor-gateway[grpc]', and "
-    report.can("use gRPC", f"{before}set `grpc: ADDRESS`; the rows below follow from those of HTTP above")
-    report.can("gRPC: infer, stream", infer)
-    report.can("gRPC: ask", f"as over HTTP: all but {', '.join(refused)}" if refused else "as over HTTP: all")
-    report.can("gRPC: repository, stats", "if the server has them over HTTP, which was not tried")
-    report.can("gRPC: shared memory, traces", "no")
+    words = "as over HTTP, FP16 and BF16 in raw contents alone; no shared memory and no traces"
+    report.can("use gRPC", f"{before}set `grpc: ADDRESS`: {words}")
