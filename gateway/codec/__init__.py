@@ -28,11 +28,9 @@ from gateway.codec.dialects.description import (
     ModelDescription,
     Template,
     TensorDescription,
+    check_known,
     missing_datatype,
-    unfit_input,
-    unknown_output,
     v2_metadata,
-    v2_server_metadata,
 )
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.paths import AnswerForm, steps_of, tree_of

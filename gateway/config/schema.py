@@ -262,6 +262,7 @@ class Model(Part, frozen=True):
             self.signature or "",
             has_output_order=True,
             template=template,
+            is_complete=template is not None,
         )
 
 

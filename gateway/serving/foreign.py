@@ -6,7 +6,8 @@ recent one. Not here: the dialects (`codec`), and the gateway's answers in place
 
 import logging
 from functools import partial
-from typing import NamedTuple, TypeVar
+
+from msgspec import structs
 
 from gateway.backend.attempt import Answer
 from gateway.backend.metadata import LIFE_S, is_undescribed
@@ -18,9 +19,9 @@ from gateway.codec import (
     DialectRequest,
     ModelDescription,
     Walk,
+    WrittenRequest,
+    check_known,
     missing_datatype,
-    unfit_input,
-    unknown_output,
     v2_metadata,
 )
 from gateway.errors import CodecError, ErrorKind, GatewayError
@@ -39,19 +40,7 @@ MAX_NAMED = 20
 _UNTOLD = (401, 403)
 """Statuses of servers that may describe a model to other clients."""
 
-T = TypeVar("T")
-
 log = logging.getLogger("gateway")
-
-
-class Described(NamedTuple):
-    """The description of a model."""
-
-    model: ModelDescription
-    by_server: bool = False
-    """Whether the server describes the model, and so names all of its outputs."""
-    fault: str = ""
-    """Why the server's own description of the model cannot be used; empty if it can."""
 
 
 async def dialect_of(call: Call) -> Dialect | None:
@@ -85,7 +74,7 @@ class Foreign:
         if described_at is not None:
             self._question = Question(call, path.before + described_at, self._read_description)
         self._is_asking = False  # whether the description is asked for beside the inference
-        self._described: Described
+        self._described: ModelDescription
         self._request: DialectRequest
 
     def path_of(self, path: str | None) -> str:
@@ -111,18 +100,18 @@ class Foreign:
         # a raw request is cut into values by the description
         is_raw = call.framing.header_length == 0
         described = await self.description(FRESH_S if is_raw else LIFE_S)
-        metadata = v2_metadata(self.model, described.model) if is_raw else b""
+        metadata = v2_metadata(self.model, described) if is_raw else b""
         steps, policy = reading(call, body, metadata), call.backend.tensor_policy
         self._request = request = await call.exchange.request_codec.run(
             DialectRequest.parse(steps, policy, call.body.reserve)
         )
-        fault = self._fault(described, request)
-        if fault is not None and self._is_old(described):
+        try:
+            written = self._written(described)
+        except (CodecError, GatewayError):
+            if not self._is_old(described):
+                raise
             described = await self.description(FRESH_S)
-            fault = self._fault(described, request)
-        if fault is not None:
-            raise fault
-        written = self.dialect.write(request, described.model)
+            written = self._written(described)
         self._described = described
         if self._question is not None and self._is_old(described):
             self._is_asking = True
@@ -131,21 +120,18 @@ class Foreign:
                 await self._question.answer()
         return Prepared(request, written, self._decoder, self._refresh, self._other_decoder, target)
 
-    def _fault(self, described: Described, request: DialectRequest) -> GatewayError | None:
-        """Why the model, as it is *described*, cannot get *request*; None if it can.
+    def _written(self, described: ModelDescription) -> WrittenRequest:
+        """The request for the model as it is *described*. Raises `GatewayError`, and `CodecError` for a wrong request.
 
         The model may lack an input or output, the server may change values, or the answer could not be labelled.
         """
-        call, model = self.call, described.model
-        unfit = unfit_input(model, request.inputs, call.match.model or "")
-        if unfit is None and (described.by_server or self.dialect.is_configured):
-            unfit = unknown_output(model, request.selection)
-        if unfit is not None:
-            return GatewayError(ErrorKind.MALFORMED_REQUEST, unfit)
-        missing = missing_datatype(
-            model, request.selection, dialect=self.dialect.name, backend=call.backend.name, model=self.model
-        )
-        return None if missing is None else GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
+        request, selection, call, dialect = self._request, self._request.selection, self.call, self.dialect
+        backend = call.backend.name
+        check_known(described, request.inputs, selection, model=call.match.model or "")
+        missing = missing_datatype(described, selection, dialect=dialect.name, backend=backend, model=self.model)
+        if missing is not None:
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
+        return dialect.write(request, described)
 
     # The answer
 
@@ -165,7 +151,7 @@ class Foreign:
     async def _other_decoder(self, answer: Answer) -> Decoder | None:
         """A decoder by the model's description of this moment, if it has changed."""
         question, described = self._question, self._described
-        if question is None or not described.by_server:
+        if question is None or not described.is_complete:
             return None
         answer.give_up()  # everything is read, and the question may need the answer's connection
         newer = question.known()
@@ -176,24 +162,24 @@ class Foreign:
             except GatewayError as error:
                 log.debug("no description of %s: %s", self.call.exchange.path, error.message)
                 return None
-        return None if newer.model.outputs == described.model.outputs else self._decoder_by(newer)
+        return None if newer.outputs == described.outputs else self._decoder_by(newer)
 
-    def _decoder_by(self, described: Described) -> Decoder:
-        call, model = self.call, described.model
-        form, limits = self.dialect.answer_form(model), call.plan.header_limits
-        walk = Walk(form, model, self._request.selection, limits=limits, lists_all=described.by_server)
+    def _decoder_by(self, described: ModelDescription) -> Decoder:
+        call = self.call
+        form, limits = self.dialect.answer_form(described), call.plan.header_limits
+        walk = Walk(form, described, self._request.selection, limits=limits, lists_all=described.is_complete)
         return DialectAnswer(walk, model=call.match.model or "", request_id=self._request.id, version=self.version)
 
     # What the server says beside inferences
 
-    async def description(self, max_age_s: float) -> Described:
+    async def description(self, max_age_s: float) -> ModelDescription:
         """The model's description by the configuration and the server; it may be empty. Raises `GatewayError`.
 
         The server was asked less than *max_age_s* ago. If it does not describe the model, the configuration's
         description is used alone. If it does not have the model, its error is raised.
         """
         if self._question is None:
-            return Described(self._configured)
+            return self._configured
         try:
             return self._usable(await self._question.get(max_age_s))
         except GatewayError as error:
@@ -201,34 +187,34 @@ class Foreign:
                 raise
             if not await self.is_ready():
                 raise
-            return Described(self._configured)
+            return self._configured
 
-    async def _read_description(self, answer: Answer) -> tuple[Described, int]:
+    async def _read_description(self, answer: Answer) -> tuple[ModelDescription, int]:
         """Read the answer to the question for the description; how many bytes it takes to keep it comes second."""
         configured = self._configured
         assert self._question is not None
         if answer.status >= 300:
             error = await self.call.backend_error(answer, hint=f" (GET {self._question.path}, the model's description)")
             if configured.outputs and is_undescribed(error):
-                return Described(configured), 1
+                return configured, 1
             raise error
         answer.refuse_encoded()
         text = await answer.read_whole(METADATA_BYTES, "the model's description")
         try:
             said = self.dialect.read_description(text, configured.signature)
-            return Described(said.merged(configured), by_server=True), len(text)
+            return said.merged(configured), len(text)
         except CodecError as error:  # no failure of the endpoint: the configuration may name a wrong signature
-            return Described(configured, fault=str(error)), 1
+            return structs.replace(configured, fault=str(error)), 1
 
-    def _usable(self, described: Described) -> Described:
+    def _usable(self, described: ModelDescription) -> ModelDescription:
         """*described* itself. Raises `GatewayError` if it could not be read and the configuration names no outputs."""
         if described.fault and not self._configured.outputs:
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"model {self.model!r}: {described.fault}", sent=False)
         return described
 
-    def _is_old(self, described: Described) -> bool:
+    def _is_old(self, described: ModelDescription) -> bool:
         """Whether *described* came from the server, more than `FRESH_S` ago, so that it may have changed."""
-        return self._question is not None and described.by_server and self._question.known(FRESH_S) is None
+        return self._question is not None and described.is_complete and self._question.known(FRESH_S) is None
 
     @property
     def live_path(self) -> str:

@@ -15,7 +15,7 @@ from gateway.backend.attempt import Answer
 from gateway.backend.metadata import MAX_BYTES
 from gateway.backend.upstream import Upstream
 from gateway.client.request import ClientRequest
-from gateway.codec import v2_metadata, v2_server_metadata
+from gateway.codec import v2_metadata
 from gateway.errors import ErrorKind, GatewayError
 from gateway.serving.call import ERROR_BYTES, Call
 from gateway.serving.foreign import FRESH_S, Foreign
@@ -48,7 +48,7 @@ async def answer(foreign: Foreign) -> None:
     asked = path.asked if request.method in ("GET", "HEAD") else None
     if path.model is None and asked in ("", *HEALTH):
         await _require_live(foreign)
-        text = HEALTH.get(asked) or v2_server_metadata(foreign.dialect.name)
+        text = HEALTH.get(asked) or _server(foreign.dialect.name)
     elif path.model is not None and asked == "":
         text = await _model(foreign)
     elif path.model is not None and asked == "/ready":
@@ -85,18 +85,22 @@ async def _model(foreign: Foreign) -> bytes:
     if not dialect.is_configured:
         foreign.path_of(dialect.description_path(model, version) or dialect.ready_path(model, version))
     described = await foreign.description(FRESH_S)
-    if not (described.by_server or dialect.is_configured):
+    if not described.is_complete:
         await foreign.is_ready()  # a pattern of the configuration may match models that do not exist
-    if not (described.model.inputs or described.model.outputs):
+    if not (described.inputs or described.outputs):
         raise _refused(
             f"nothing is known of model {model!r}: its server does not describe it, and neither does "
             f"`backends.{foreign.call.backend.name}.models` of the gateway's configuration"
         )
-    return v2_metadata(foreign.call.match.model or "", described.model)
+    return v2_metadata(foreign.call.match.model or "", described)
 
 
 def _refused(words: str, status: int = 404) -> GatewayError:
     return GatewayError(ErrorKind.BACKEND_ERROR, words, status=status)
+
+
+def _server(name: str, version: str = "") -> bytes:
+    return msgspec.json.encode({"name": name, "version": version, "extensions": ["binary_tensor_data"]})
 
 
 def _ready(call: Call) -> bytes:
@@ -147,7 +151,7 @@ async def answer_for_all(call: Call) -> None:
     if path == INDEX:
         text = await _index(call)
     elif path == "/v2":
-        text = msgspec.json.encode({"name": NAME, "version": __version__, "extensions": ["binary_tensor_data"]})
+        text = _server(NAME, __version__)
     else:
         text = HEALTH[path.removeprefix("/v2")]
         down = [name for name, upstream in call.serving.upstreams.items() if not upstream.is_usable]

@@ -17,6 +17,7 @@ from gateway.codec.dialects.body import Body
 from gateway.codec.dialects.paths import AnswerForm, Step
 from gateway.codec.inference import MAX_NAME, OutputSelection, Tensor, label_of
 from gateway.codec.tensors.datatypes import Datatype
+from gateway.errors import CodecError
 
 NAMELESS_INPUT = "input"
 """What V2's metadata calls an input without a name."""
@@ -75,6 +76,10 @@ class ModelDescription(msgspec.Struct, frozen=True, dict=True):
     """Whether the outputs stand in the order in which answers have them without their names. Only the configuration
     can say that: servers that describe a model do so in any order."""
     template: Template | None = None
+    is_complete: bool = False
+    """Whether it names all inputs and outputs: a server or a template says it."""
+    fault: str = ""
+    """Why the server's own description of the model cannot be used; empty if it can."""
 
     @cached_property
     def inputs_by_name(self) -> Mapping[str, TensorDescription]:
@@ -104,6 +109,7 @@ class ModelDescription(msgspec.Struct, frozen=True, dict=True):
             outputs=outputs,
             versions=self.versions,
             platform=self.platform,
+            is_complete=self.is_complete,
             has_output_order=configured.has_output_order and len(outputs) == len(configured.outputs),
         )
 
@@ -112,17 +118,10 @@ UNKNOWN = ModelDescription()
 """A model of which nothing is known."""
 
 
-def unknown_output(description: ModelDescription, selection: OutputSelection) -> str | None:
-    """Why *selection* cannot be answered by a model all of whose outputs are in *description*; None if it can."""
-    names = description.outputs_by_name
-    unknown = next((name for name in selection.named if name not in names), None)
-    if unknown is None:
-        return None
-    return f"{label_of('output', unknown)} was requested, but the model has {_listed(names)}"
-
-
-def unfit_input(description: ModelDescription, inputs: Iterable[Tensor], model: str) -> str | None:
-    """Which of *inputs* is none of the model's, as far as *description* says; None if there is none.
+def check_known(
+    description: ModelDescription, inputs: Iterable[Tensor], selection: OutputSelection, *, model: str
+) -> None:
+    """Raise `CodecError` for one of *inputs*, or an output of *selection*, that is none of the model's.
 
     Servers of other dialects convert numbers of another datatype, and some drop an input that they do not know, without
     a word in their answers. *model* is the name that the client knows.
@@ -132,14 +131,17 @@ def unfit_input(description: ModelDescription, inputs: Iterable[Tensor], model: 
         described = description.input_called(tensor.name)
         if described is None and known:
             listed = _listed(known)
-            return f"{label_of('input', tensor.name)}: model {model!r} has no such input; it has {listed}"
-        datatype = tensor.datatype if described is None else described.datatype
+            raise CodecError(f"{label_of('input', tensor.name)}: model {model!r} has no such input; it has {listed}")
+        datatype = described.datatype if described is not None else None
         if datatype is not None and datatype.name != tensor.datatype.name:
-            return (
+            raise CodecError(
                 f"{tensor}: model {model!r} takes {datatype.name}, and its server would convert the values without a "
                 f"word; send {datatype.name}"
             )
-    return None
+    outputs = description.outputs_by_name
+    for name in selection.named if description.is_complete else ():
+        if name not in outputs:
+            raise CodecError(f"{label_of('output', name)} was requested, but the model has {_listed(outputs)}")
 
 
 def missing_datatype(
@@ -181,11 +183,6 @@ def v2_metadata(model: str, description: ModelDescription) -> bytes:
     for section, tensors in (("inputs", description.inputs), ("outputs", description.outputs)):
         metadata[section] = [_v2_tensor(tensor) for tensor in tensors]
     return msgspec.json.encode(metadata)
-
-
-def v2_server_metadata(name: str) -> bytes:
-    """The answer to `GET /v2` for a server called *name*, of which nothing else is known."""
-    return msgspec.json.encode({"name": name, "version": "", "extensions": ["binary_tensor_data"]})
 
 
 def _v2_tensor(tensor: TensorDescription) -> dict[str, object]:

@@ -114,6 +114,7 @@ class TensorFlow(Dialect):
             _tensors(described.get("outputs")),
             versions=(version,) if isinstance(version, str) and version else (),
             platform="tensorflow_savedmodel",
+            is_complete=True,
         )
 
     def body(self, request: DialectRequest, description: ModelDescription) -> Any:

@@ -62,6 +62,7 @@ def test_the_usual_signature_is_read_if_none_is_named() -> None:
         outputs=(TensorDescription("y", FP32, (-1, 1)),),
         versions=("123",),
         platform="tensorflow_savedmodel",
+        is_complete=True,
     )
 
 
