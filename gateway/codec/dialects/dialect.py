@@ -87,7 +87,7 @@ class Dialect:
         if encoding == "base64":
             return StringForm.BASE64
         if not encoding and request.policy.bytes is BytesPolicy.BASE64:
-            return StringForm.TEXT if tensor.name in request.in_json else StringForm.BASE64
+            return StringForm.TEXT if request.in_json.get(tensor.name) is False else StringForm.BASE64
         if tensor.name in request.octets:
             raise request.octets[tensor.name]
         return StringForm.TEXT

@@ -4,10 +4,9 @@ What clients of V2 send is read: all inputs, those in JSON too, become tensors, 
 anything is sent. Not here: the bodies that are made of it (`body`).
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 
 import msgspec
-from msgspec import Raw
 
 from gateway.codec.inference import (
     OutputSelection,
@@ -24,8 +23,7 @@ from gateway.codec.tensors.elements import check_elements, joined_blobs
 from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
-from gateway.codec.v2.declarations import name_of
-from gateway.codec.v2.messages import Entry, label_of_entry, text_of
+from gateway.codec.v2.messages import label_of_entry, text_of
 from gateway.codec.v2.request import CHECKED_TENSORS, check_finite
 from gateway.codec.v2.request_reading import (
     RequestReading,
@@ -40,7 +38,8 @@ from gateway.codec.v2.request_reading import (
 )
 from gateway.errors import CodecError
 
-_NULL = Raw(b"null")
+_NO_CLASSES = (b"null", b"0")
+_INSTEAD = "ask for its values"
 
 
 class DialectRequest(msgspec.Struct, frozen=True):
@@ -56,10 +55,8 @@ class DialectRequest(msgspec.Struct, frozen=True):
     header_recovered: bool
     nonfinite: int
     """How many NaN and infinities are let through by policy."""
-    datatypes: list[str]
-    """The datatype of each binary input."""
-    in_json: frozenset[str]
-    """The inputs whose values came as JSON, strings as they are and not in base64."""
+    in_json: Mapping[str, bool]
+    """The inputs whose values came as JSON: whether as strings in base64."""
     octets: Mapping[str, CodecError]
     """The BYTES inputs that are not all text, each with the error that names the element."""
     policy: TensorPolicy
@@ -77,39 +74,46 @@ class DialectRequest(msgspec.Struct, frozen=True):
         assert text is not None  # it is judged
         request = text.request
         selection = select(request)
-        _refuse_extensions(request.get("outputs") or ())
+        for name in selection.in_shared_memory:
+            raise CodecError(f"{label_of('output', name)}: this backend cannot write into shared memory; {_INSTEAD}")
+        for index, entry in enumerate(request.get("outputs") or ()):
+            if bytes((entry.get("parameters") or {}).get("classification", b"0")) not in _NO_CLASSES:
+                label = label_of_entry(entry, "output", index)
+                raise CodecError(f"{label}: this backend has no classification; {_INSTEAD}")
         check_names(request["inputs"])
         inputs: list[Tensor] = []
-        unread: dict[int, bool] = {}
+        in_json: dict[str, bool] = {}
         for index, entry in enumerate(request["inputs"]):
             values = source(entry, index, text.spans)
-            if values is None:
-                label = label_of_entry(entry, "input", index)
-                raise CodecError(f"{label}: this backend cannot read shared memory; send its values")
             if isinstance(values, int):
                 inputs.append(announced(entry, index, values, text.blobs))
-            else:
+            elif values is not None:
                 inputs.append(declared(entry, index, values))
-                unread[index] = text_of((entry.get("parameters") or {}).get("content_type")) == "base64"
+                content_type = (entry.get("parameters") or {}).get("content_type")
+                in_json[inputs[-1].name] = text_of(content_type) == "base64"
+            else:
+                label = label_of_entry(entry, "input", index)
+                raise CodecError(f"{label}: this backend cannot read shared memory; send its values")
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
                 yield
         text.blobs.finish()
-        for index, is_base64 in unread.items():
-            inputs[index] = yield from _read(inputs[index], reserve, is_base64=is_base64)
-        nonfinite, octets = yield from _check_values(inputs, policy)
-        request_id = id_of(request)
+        nonfinite, octets = yield from _read_values(inputs, in_json, policy, reserve)
         return DialectRequest(
             inputs,
             selection,
-            request_id,
+            id_of(request),
             {key: bytes(value) for key, value in (request.get("parameters") or {}).items()},
             text.is_recovered,
             nonfinite,
-            [tensor.datatype.name for index, tensor in enumerate(inputs) if index not in unread],
-            frozenset(inputs[index].name for index, is_base64 in unread.items() if not is_base64),
+            in_json,
             octets,
             policy,
         )
+
+    @property
+    def datatypes(self) -> list[str]:
+        """The datatype of each binary input."""
+        return [tensor.datatype.name for tensor in self.inputs if tensor.name not in self.in_json]
 
     @property
     def views(self) -> list[memoryview]:
@@ -117,15 +121,19 @@ class DialectRequest(msgspec.Struct, frozen=True):
         return [tensor.blob for tensor in self.inputs]
 
 
-def _check_values(
-    inputs: list[Tensor], policy: TensorPolicy
+def _read_values(
+    inputs: list[Tensor], in_json: Mapping[str, bool], policy: TensorPolicy, reserve: Reserve
 ) -> Generator[None, None, tuple[int, dict[str, CodecError]]]:
-    """How many NaN and infinities the *inputs* have, and which of them are not all text, with the error for each."""
+    """Read the values of the *inputs* that are *in_json*, and check those of all. Raises `CodecError`.
+
+    Returns how many NaN and infinities they have, and which of them are not all text, with the error for each.
+    """
     nonfinite = 0
     octets = {}
-    for index, tensor in enumerate(inputs, 1):
-        if index % CHECKED_TENSORS == 0:
-            yield
+    for index, sent in enumerate(inputs):
+        tensor = sent
+        if tensor.name in in_json:
+            inputs[index] = tensor = yield from _read(tensor, reserve, is_base64=in_json[tensor.name])
         if tensor.datatype.kind is Kind.FLOAT:
             nonfinite += yield from check_finite(tensor, policy.nonfinite)
         elif tensor.datatype.kind is Kind.BYTES:
@@ -135,18 +143,9 @@ def _check_values(
             except CodecError as error:
                 yield from check_elements(tensor.blob, n_elements, tensor, utf8=False)
                 octets[tensor.name] = error
+        if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+            yield
     return nonfinite, octets
-
-
-def _refuse_extensions(requested: Sequence[Entry]) -> None:
-    """Raise `CodecError` for *requested* outputs in a form that only a server of V2 could give them."""
-    for index, entry in enumerate(requested):
-        parameters = entry.get("parameters") or {}
-        label = label_of("output", name_of(entry, "output", index)) if parameters else ""
-        if bytes(parameters.get("shared_memory_region", _NULL)) != b"null":
-            raise CodecError(f"{label}: this backend cannot write into shared memory; ask for its values")
-        if bytes(parameters.get("classification", _NULL)) not in (b"null", b"0"):
-            raise CodecError(f"{label}: this backend has no classification; ask for its values")
 
 
 def _read(tensor: Tensor, reserve: Reserve, *, is_base64: bool) -> Generator[None, None, Tensor]:
