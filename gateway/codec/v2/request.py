@@ -40,7 +40,8 @@ from gateway.codec.v2.request_reading import (
 from gateway.errors import CodecError
 
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
-_FEW_ELEMENTS = 256  # a loop over pieces takes as long as the work on them
+_FEW_BYTES = 1024  # of more numpy is faster
+_SURELY_FINITE = bytes(byte for byte in range(256) if byte & 0x7C != 0x7C)  # last bytes of floats, whatever the type
 _LITERAL = NonFinite.LITERAL
 _LATER = Raw(LATER)
 _BASE64 = Raw(b'"base64"')
@@ -247,10 +248,11 @@ def _own_type_hint(tensor: Tensor) -> str:
 
 def check_finite(tensor: Tensor, policy: NonFinite) -> Generator[None, None, int]:
     """How many NaN and infinities are let through. Raises `CodecError` where *policy* refuses one (protocol 3.4)."""
+    size = tensor.datatype.item_bytes
+    if len(tensor.blob) <= _FEW_BYTES and not bytes(tensor.blob[size - 1 :: size]).translate(None, _SURELY_FINITE):
+        return 0
     nonfinite = 0
     array = tensor.datatype.view(tensor.blob)
-    if len(array) <= _FEW_ELEMENTS and b"\0" not in tensor.datatype.is_finite(array).tobytes():  # type: ignore[misc]
-        return 0
     for start in range(0, len(array), _FINITE_ELEMENTS):
         if start:
             yield
