@@ -99,14 +99,16 @@ class Call(Generic[T]):
             remaining_s=self._total_at - now_s,
             jitter=random.random(),  # noqa: S311  no secret
         )
-        if delay_s is None or not upstream.retry.is_within_budget(*upstream.recent_calls.totals(now_s)):
+        if delay_s is None or not upstream.retry.is_within_budget(
+            *upstream.recent_calls.totals(now_s), upstream.plan.workers
+        ):
             return None
         if is_body_lost:
             if self.request.is_passed and not upstream.speaking.may_get_binary(next_):
                 why = "part of this upload is gone already, so it cannot be turned into JSON"
                 raise self._not_binary(why) from error
             return None
-        upstream.recent_calls.count_retry(now_s)
+        upstream.recent_calls.count(now_s, 0, 1)
         return delay_s
 
     async def _change_form(self) -> None:

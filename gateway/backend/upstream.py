@@ -22,8 +22,8 @@ from gateway.codec import DIALECTS
 from gateway.exchange import Attempt
 from gateway.plan import BackendPlan
 from gateway.policy.balancing import candidates, least_in_flight, pick_sticky, round_robin
-from gateway.policy.ejection import EjectionRules, Trial
-from gateway.policy.retry import RecentCalls, RetryPolicy
+from gateway.policy.ejection import Trial, leaves_enough
+from gateway.policy.retry import RecentCalls
 
 T = TypeVar("T")
 
@@ -48,11 +48,9 @@ class Upstream:
         """The context for endpoints with https; None if there are none."""
         if uses_tls(settings.endpoints):
             self.tls = TlsContext.following(before.tls if before else None, f"backends.{plan.name}.tls", settings.tls)
-        retry, eject = settings.retry, settings.eject
         self.loop = asyncio.get_running_loop()  # kept, because `get_running_loop` costs a system call
         self.watch = Watch(self.loop, settings.timeouts)
-        self.retry = RetryPolicy(retry.attempts, retry.budget, retry.resend_after_sent, plan.workers)
-        self.ejection_rules = EjectionRules(eject.failures, eject.window, eject.for_, eject.panic_below)
+        self.retry = settings.retry
         self.plan = plan
         self._balance = least_in_flight if settings.balance == "least_in_flight" else round_robin
         self._turn = 0
@@ -76,7 +74,7 @@ class Upstream:
         self.connections.configure(limits)
         fields, total_s = self.plan.headers.probing("what it speaks"), settings.timeouts.total
         self.speaking.configure(settings.dialect, settings.binary, fields, total_s)
-        if not self.ejection_rules.failures:
+        if not settings.eject.failures:
             for state in self.endpoints.states:
                 if state.is_ejected:
                     state.note("ejection is switched off")
@@ -131,7 +129,7 @@ class Upstream:
         its result.
         """
         now_s = self.loop.time()
-        self.recent_calls.count_call(now_s)
+        self.recent_calls.count(now_s, 1, 0)
         self._turn += 1
         if total_at is None:
             total_at = now_s + self.plan.settings.timeouts.total
@@ -162,14 +160,16 @@ class Upstream:
         """Count a failure of the endpoint, and eject it if it has had too many."""
         states = self.endpoints.states
         n_others = sum(1 for each in states if each is not state and each.is_up and not each.is_ejected)
-        rules = self.ejection_rules
-        now_s = self.loop.time()
+        eject, now_s = self.plan.settings.eject, self.loop.time()
+        may_eject = leaves_enough(n_others, len(states), eject.panic_below)
         state.speech.doubt(now_s)
-        if state in states and state.ejection.fail(now_s, rules, trial, n_others, len(states)):
+        if state in states and state.ejection.fail(
+            now_s, trial, failures=eject.failures, window_s=eject.window, for_s=eject.for_, may_eject=may_eject
+        ):
             state.note(reason)
             log.warning(
                 "backend %r: %s is ejected for %g s: %d failures within %g s, the last: %s",
-                *(self.name, state.url, rules.for_s, rules.failures, rules.window_s, reason),
+                *(self.name, state.url, eject.for_, eject.failures, eject.window, reason),
             )
 
     def note_success(self, state: EndpointState, trial: Trial) -> None:

@@ -25,6 +25,7 @@ from gateway.codec import (
     tree_of,
 )
 from gateway.config.values import Address, Datatype, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
+from gateway.policy.retry import RetryRules
 from gateway.policy.routing import RouteRule
 
 UNADMITTED_CONNECTIONS = 16
@@ -138,15 +139,8 @@ class Queue(Part, frozen=True):
     timeout: Duration = Duration(5)
 
 
-class Retry(Part, frozen=True):
+class Retry(RetryRules, Part, frozen=True):
     """When a failed attempt is followed by another."""
-
-    attempts: int = 2
-    """How many attempts one request has, the first included."""
-    budget: float = 0.2
-    """The share of the last ten seconds' requests that may be retries; three a second are always allowed, unless 0."""
-    resend_after_sent: bool = False
-    """Whether a request that a backend may have read is sent again."""
 
 
 class Health(Part, frozen=True):

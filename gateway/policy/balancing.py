@@ -8,6 +8,7 @@ goes, only its own keys move. Not here: when an endpoint is ejected (`ejection`)
 import math
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from gateway.policy.ejection import Ejection
@@ -26,6 +27,8 @@ class Candidate(Protocol):
 
 _SCORE_BITS = 52
 """How many bits of the hash make a score: as many as a float holds exactly, with one left for the half added below."""
+
+_in_flight_of = attrgetter("in_flight")
 
 E = TypeVar("E")
 C = TypeVar("C", bound=Candidate)
@@ -65,8 +68,9 @@ def round_robin(endpoints: Sequence[E], turn: int) -> E:
 
 def least_in_flight(endpoints: Sequence[C], turn: int) -> C:
     """The endpoint with the fewest attempts in flight; endpoints with equally few take turns, as in `round_robin`."""
-    fewest = min([each.in_flight for each in endpoints])
-    return round_robin([each for each in endpoints if each.in_flight == fewest], turn)
+    fewest = min(map(_in_flight_of, endpoints))
+    idle = [each for each in endpoints if each.in_flight == fewest]
+    return idle[turn % len(idle)]
 
 
 def pick_sticky(key: str, names: Sequence[str]) -> int:

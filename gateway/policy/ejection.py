@@ -16,24 +16,13 @@ FAILURES = frozenset(
 """The errors that count as an endpoint's failure; all others are answers, or caused by the client or the gateway."""
 
 
-@dataclass(frozen=True, slots=True)
-class EjectionRules:
-    """The backend's `eject`."""
+def leaves_enough(n_others: int, n_endpoints: int, panic_below: float) -> bool:
+    """Whether one of *n_endpoints* may be ejected while *n_others* others get requests.
 
-    failures: int
-    """How many failures within `window_s` eject the endpoint; 0: endpoints are never ejected."""
-    window_s: float
-    for_s: float
-    """How long an ejection lasts before a trial."""
-    panic_below: float
-    """The share of the endpoints that is never ejected."""
-
-    def allow(self, n_others: int, n_endpoints: int) -> bool:
-        """Whether one of *n_endpoints* may be ejected while *n_others* others get requests.
-
-        The only endpoint is never ejected: it would still get every request.
-        """
-        return n_endpoints > 1 and n_others >= self.panic_below * n_endpoints
+    *panic_below* is the share of the endpoints that is never ejected. The only endpoint is never ejected: it would
+    still get every request.
+    """
+    return n_endpoints > 1 and n_others >= panic_below * n_endpoints
 
 
 class Trial:
@@ -83,26 +72,29 @@ class Ejection:
         self.clear()
         return True
 
-    def fail(self, now_s: float, rules: EjectionRules, trial: Trial | None, n_others: int, n: int) -> bool:
-        """Count a failure; True if it ejects the endpoint. Of *n* endpoints *n_others* others get requests.
+    def fail(
+        self, now_s: float, trial: Trial | None, *, failures: int, window_s: float, for_s: float, may_eject: bool
+    ) -> bool:
+        """Count a failure; True if it ejects the endpoint: *failures* within *window_s* do so (0: none do).
 
-        During an ejection only the failure of the current *trial* counts: the ejection begins again.
+        The ejection lasts *for_s* before a trial. During an ejection only the failure of the current *trial* counts:
+        the ejection begins again.
         """
         if self.is_ejected:
             if trial is not None and self._trial is trial:
-                self._until_s = now_s + rules.for_s
+                self._until_s = now_s + for_s
             return False
-        if not rules.failures:
+        if not failures:
             return False
         failed_at = self._failed_at
         failed_at.append(now_s)
-        while len(failed_at) > rules.failures or failed_at[0] <= now_s - rules.window_s:
+        while len(failed_at) > failures or failed_at[0] <= now_s - window_s:
             failed_at.popleft()
-        if len(failed_at) < rules.failures or not rules.allow(n_others, n):
+        if len(failed_at) < failures or not may_eject:
             return False
         self.clear()
         self.is_ejected = True
-        self._until_s = now_s + rules.for_s
+        self._until_s = now_s + for_s
         return True
 
     def clear(self) -> None:

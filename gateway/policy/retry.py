@@ -5,7 +5,8 @@ kept connection that had died, which is no attempt of its own (`backend.attempt`
 """
 
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 BUDGET_S = 10
 """The time over which the budget counts requests and retries, in seconds."""
@@ -29,41 +30,37 @@ class RecentCalls:
     def __init__(self) -> None:
         self._seconds = deque[list[int]](maxlen=BUDGET_S)  # each with its calls and its retries
 
-    def count_call(self, now_s: float) -> None:
-        """Count one call, whatever becomes of it."""
-        self._this_second(int(now_s))[1] += 1
-
-    def count_retry(self, now_s: float) -> None:
-        """Count one retry; the call that it belongs to is counted already."""
-        self._this_second(int(now_s))[2] += 1
+    def count(self, now_s: float, n_calls: int, n_retries: int) -> None:
+        """Count calls, whatever becomes of them, and retries of calls that are counted already."""
+        second = int(now_s)
+        if not self._seconds or self._seconds[-1][0] != second:
+            self._seconds.append([second, 0, 0])
+        counts = self._seconds[-1]
+        counts[1] += n_calls
+        counts[2] += n_retries
 
     def totals(self, now_s: float) -> tuple[int, int]:
         """The calls and the retries of the last `BUDGET_S` seconds."""
         recent = [each for each in self._seconds if each[0] > int(now_s) - BUDGET_S]
         return sum(calls for _, calls, _ in recent), sum(retries for _, _, retries in recent)
 
-    def _this_second(self, second: int) -> list[int]:
-        if not self._seconds or self._seconds[-1][0] != second:
-            self._seconds.append([second, 0, 0])
-        return self._seconds[-1]
 
+class RetryRules(msgspec.Struct, frozen=True, kw_only=True):
+    """When a failed attempt is followed by another."""
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """The backend's `retry`."""
-
-    attempts: int
-    """The most attempts of one call, the first included."""
-    budget: float
-    """The share of the recent calls that may be retries; 0: there are no retries."""
-    resend_after_sent: bool
+    attempts: int = 2
+    """How many attempts one request has, the first included."""
+    budget: float = 0.2
+    """The share of the last ten seconds' requests that may be retries; three a second are always allowed, unless 0."""
+    resend_after_sent: bool = False
     """Whether a request that a backend may have read is sent again."""
-    workers: int = 1
-    """How many processes share `RETRIES_PER_S`."""
 
-    def is_within_budget(self, n_calls: int, n_retries: int) -> bool:
-        """Whether one more retry is allowed after *n_calls* and *n_retries* in the last `BUDGET_S` seconds."""
-        allowed = max(self.budget * n_calls, RETRIES_PER_S * BUDGET_S / self.workers)
+    def is_within_budget(self, n_calls: int, n_retries: int, workers: int) -> bool:
+        """Whether one more retry is allowed after *n_calls* and *n_retries* in the last `BUDGET_S` seconds.
+
+        *workers*: how many processes share `RETRIES_PER_S`.
+        """
+        allowed = max(self.budget * n_calls, RETRIES_PER_S * BUDGET_S / workers)
         return self.budget > 0 and n_retries < allowed
 
     def delay_before_next(

@@ -12,7 +12,6 @@ from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.backend.resolving import Names
 from gateway.backend.speaking import Speaking, Spoken, configured
 from gateway.errors import ErrorKind, GatewayError
-from gateway.policy.ejection import EjectionRules
 from tests.conftest import Connection, lying
 
 DEADLINE_S = 20
@@ -93,7 +92,7 @@ async def test_an_ejected_endpoint_has_a_say_again_when_a_request_may_try_it() -
         ejection = endpoints.states[1].ejection
         for for_s, has_a_say in ((60.0, False), (-60.0, True)):
             ejection.clear()
-            assert ejection.fail(now_s, EjectionRules(1, 60.0, for_s, 0.0), None, 1, 2)
+            assert ejection.fail(now_s, None, failures=1, window_s=60, for_s=for_s, may_eject=True)
             assert (await asker.spoken()).binary is not has_a_say
         assert ejection.begin_trial(now_s) is not None  # by the request that tries it; others go elsewhere
         assert (await asker.spoken()).binary

@@ -312,7 +312,7 @@ async def test_each_worker_holds_its_share_of_the_retries_that_are_always_allowe
     config = parse("workers: 4\nbackends: {main: {endpoints: ['http://127.0.0.1:9']}}").share()
     upstream = Upstream(Plan(config, "test").backends["main"])
     n_retries = 0
-    while upstream.retry.is_within_budget(0, n_retries):
+    while upstream.retry.is_within_budget(0, n_retries, config.workers):
         n_retries += 1
     assert n_retries == 8  # of 30 in ten seconds, rounded up
     await upstream.close()

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gateway.policy.balancing import candidates, due, least_in_flight, round_robin
-from gateway.policy.ejection import Ejection, EjectionRules
-
-RULES = EjectionRules(failures=1, window_s=30, for_s=30, panic_below=0)
+from gateway.policy.ejection import Ejection
 
 
 @dataclass(eq=False)
@@ -26,7 +24,7 @@ def place(text: str) -> Place:
     """From a row of a table: `a` is well, `a-` is down, `a!` was ejected at 0 s, for 30 s."""
     made = Place(text[0], is_up="-" not in text)
     if "!" in text:
-        assert made.ejection.fail(0, RULES, None, n_others=1, n=2)
+        assert made.ejection.fail(0, None, failures=1, window_s=30, for_s=30, may_eject=True)
     return made
 
 

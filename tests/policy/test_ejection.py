@@ -3,14 +3,14 @@
 import pytest
 
 from gateway.errors import ErrorKind
-from gateway.policy.ejection import FAILURES, Ejection, EjectionRules, Trial
-
-RULES = EjectionRules(failures=3, window_s=30, for_s=10, panic_below=0)
+from gateway.policy.ejection import FAILURES, Ejection, Trial, leaves_enough
 
 
-def fail(ejection: Ejection, now_s: float, rules: EjectionRules = RULES, trial: Trial | None = None) -> bool:
-    """A failure of one of two endpoints, whose other gets requests."""
-    return ejection.fail(now_s, rules, trial, n_others=1, n=2)
+def fail(
+    ejection: Ejection, now_s: float, trial: Trial | None = None, failures: int = 3, *, may_eject: bool = True
+) -> bool:
+    """A failure where *failures* within 30 s eject the endpoint for 10 s."""
+    return ejection.fail(now_s, trial, failures=failures, window_s=30, for_s=10, may_eject=may_eject)
 
 
 def ejected(now_s: float = 0) -> Ejection:
@@ -37,8 +37,7 @@ def test_so_many_failures_within_the_window_eject(
     failures: int, times_s: list[float], ejected_at: float | None
 ) -> None:
     ejection = Ejection()
-    rules = EjectionRules(failures, 30, 10, 0)
-    happened = [now_s for now_s in times_s if fail(ejection, now_s, rules)]
+    happened = [now_s for now_s in times_s if fail(ejection, now_s, failures=failures)]
     assert happened == ([] if ejected_at is None else [ejected_at])
     assert ejection.is_ejected == (ejected_at is not None)
 
@@ -46,7 +45,7 @@ def test_so_many_failures_within_the_window_eject(
 def test_no_more_failures_are_remembered_than_are_needed() -> None:
     ejection = Ejection()
     for number in range(10_000):
-        ejection.fail(number / 1e6, RULES, None, n_others=0, n=1)
+        fail(ejection, number / 1e6, may_eject=False)
     assert len(ejection._failed_at) == 3
 
 
@@ -134,17 +133,13 @@ def test_a_trial_from_before_all_was_forgotten_decides_nothing() -> None:
 def test_ejecting_never_leaves_less_than_panic_below(
     panic_below: float, n: int, n_others: int, is_allowed: bool
 ) -> None:
-    rules = EjectionRules(1, 30, 10, panic_below)
-    assert rules.allow(n_others, n) == is_allowed
-    ejection = Ejection()
-    assert ejection.fail(0, rules, None, n_others, n) == is_allowed
+    assert leaves_enough(n_others, n, panic_below) == is_allowed
 
 
 def test_who_was_not_ejected_because_of_the_others_is_when_it_fails_again_and_they_are_back() -> None:
     ejection = Ejection()
-    rules = EjectionRules(1, 30, 10, 0.5)
-    assert not ejection.fail(0, rules, None, n_others=0, n=2)
-    assert ejection.fail(1, rules, None, n_others=1, n=2)
+    assert not fail(ejection, 0, failures=1, may_eject=False)
+    assert fail(ejection, 1, failures=1)
 
 
 def test_what_counts_as_a_failure() -> None:

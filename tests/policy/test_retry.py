@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.policy.retry import BUDGET_S, FIRST_DELAY_S, MAX_DELAY_S, RecentCalls, RetryPolicy
+from gateway.policy.retry import BUDGET_S, FIRST_DELAY_S, MAX_DELAY_S, RecentCalls, RetryRules
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from gateway.policy.retry import BUDGET_S, FIRST_DELAY_S, MAX_DELAY_S, RecentCal
     ],
 )
 def test_another_attempt_follows(attempts: int, resend: bool, attempt: int, sent: bool, delay_s: float | None) -> None:
-    policy = RetryPolicy(attempts, 0.2, resend)
+    policy = RetryRules(attempts=attempts, resend_after_sent=resend)
     delay = policy.delay_before_next(attempt, sent=sent, has_other=True, remaining_s=60, jitter=0.9)
     assert delay == delay_s
 
@@ -38,7 +38,7 @@ def test_another_attempt_follows(attempts: int, resend: bool, attempt: int, sent
     ],
 )
 def test_who_has_just_failed_is_asked_again_after_a_while(attempt: int, jitter: float, delay_s: float) -> None:
-    policy = RetryPolicy(1_000_000, 0.2, False)
+    policy = RetryRules(attempts=1_000_000)
     delay = policy.delay_before_next(attempt, sent=False, has_other=False, remaining_s=60, jitter=jitter)
     assert delay == pytest.approx(delay_s)
 
@@ -48,7 +48,7 @@ def test_who_has_just_failed_is_asked_again_after_a_while(attempt: int, jitter: 
     [(True, 0.001, True), (True, 0, False), (True, -1, False), (False, 0.1, False), (False, 0.11, True)],
 )
 def test_nobody_waits_longer_than_total(has_other: bool, remaining_s: float, goes_on: bool) -> None:
-    policy = RetryPolicy(2, 0.2, False)
+    policy = RetryRules(attempts=2)
     delay = policy.delay_before_next(1, sent=False, has_other=has_other, remaining_s=remaining_s, jitter=0)
     assert (delay is not None) == goes_on
 
@@ -68,19 +68,19 @@ def test_nobody_waits_longer_than_total(has_other: bool, remaining_s: float, goe
     ],
 )
 def test_so_many_retries_are_within_the_budget(budget: float, workers: int, n_calls: int, most: int) -> None:
-    policy = RetryPolicy(2, budget, False, workers)
+    policy = RetryRules(budget=budget)
     n_retries = 0
-    while policy.is_within_budget(n_calls, n_retries):
+    while policy.is_within_budget(n_calls, n_retries, workers):
         n_retries += 1
     assert n_retries == most
 
 
 def test_what_is_older_than_ten_seconds_is_forgotten() -> None:
     recent = RecentCalls()
-    recent.count_call(100.0)
-    recent.count_call(100.9)
-    recent.count_retry(101.0)
-    recent.count_call(105.0)
+    recent.count(100.0, 1, 0)
+    recent.count(100.9, 1, 0)
+    recent.count(101.0, 0, 1)
+    recent.count(105.0, 1, 0)
     assert recent.totals(105.0) == (3, 1)
     assert recent.totals(109.9) == (3, 1)
     assert recent.totals(110.0) == (1, 1)
@@ -91,9 +91,9 @@ def test_what_is_older_than_ten_seconds_is_forgotten() -> None:
 @pytest.mark.parametrize("gap_s", [1, BUDGET_S - 1, BUDGET_S, BUDGET_S + 1, 10**9])
 def test_counts_are_right_after_any_pause(gap_s: int) -> None:
     recent = RecentCalls()
-    recent.count_call(50)
+    recent.count(50, 1, 0)
     assert recent.totals(50 + gap_s) == ((1, 0) if gap_s < BUDGET_S else (0, 0))
-    recent.count_retry(50 + gap_s)
-    recent.count_call(50 + gap_s)
+    recent.count(50 + gap_s, 0, 1)
+    recent.count(50 + gap_s, 1, 0)
     assert recent.totals(50 + gap_s) == ((2, 1) if gap_s < BUDGET_S else (1, 1))
     assert len(recent._seconds) <= 2
