@@ -12,7 +12,6 @@ from yarl import URL
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
-from gateway.policy import access
 from gateway.policy.access import Access, digest_of
 from gateway.policy.paths import find_path_fault
 
@@ -149,26 +148,8 @@ def test_other_paths_are_not_denied(path: str) -> None:
     DENYING.check(path)
 
 
-@pytest.mark.parametrize(
-    ("path", "count"),
-    [
-        ("/a", 1),
-        ("/a%20b", 2),
-        ("//host/a", 3),
-        ("/a/", 2),
-        ("/a;b" * 500, 2),
-        ("/%3b%2f" * 800, 10),
-        ("//" * 2000, 2),
-        ("/v2;x//a%2fb", 8),
-    ],
-)
-def test_readings_of_a_path_are_few(path: str, count: int) -> None:
-    texts = list(access._readings(path))
-    assert len(set(texts)) == len(texts) == count
-
-
-def test_a_path_that_can_be_read_in_very_many_ways_is_denied() -> None:
-    path = "/%25253b%25252f%25255c%25253f;%253b%2f%3f\\//" * 200
+@pytest.mark.parametrize("path", ["/x;y", "/x//y", "/x%2f/y", "/x%23", "/%250a", "/x%20", "/%ff", "/%25252541"])
+def test_a_path_that_servers_read_in_several_ways_is_denied_where_any_is(path: str) -> None:
     with pytest.raises(GatewayError, match=r"access\.deny"):
         DENYING.check(path)
     Access().check(path)
