@@ -47,8 +47,10 @@ def test_the_command_alone_prints_the_help_with_examples() -> None:
         (["serve", "--backend", "8000"], "--backend: expected a URL of scheme, host and port"),
         (["serve", "--backend", "http:127.0.0.1:8000"], "--backend: expected a URL of scheme, host and port"),
         (["serve", "--backend", ""], "--backend: expected a URL of scheme, host and port"),
-        (["serve", "tabs"], "tensor-gateway: tabs:2: not YAML: found character '\\t' that cannot start any token"),
-        (["serve", "tabs"], "; indent with spaces"),
+        (
+            ["serve", "tabs"],
+            "tensor-gateway: tabs:2: not YAML: while scanning for the next token, found character '\\t'",
+        ),
         (["serve", "there"], "tensor-gateway: there:1: expected keys and values"),
         (["serve", "broken"], "tensor-gateway: broken:3: not YAML: "),
         (["serve", "127.0.0.1:8000"], "--backend: expected a URL of scheme, host and port"),
@@ -195,7 +197,7 @@ async def test_a_port_that_workers_have_is_named_too_and_the_key_of_the_file(
         )
 
 
-async def test_a_taken_socket_in_the_file_system_names_who_has_it(tmp_path: Path, server: JsonServer) -> None:
+async def test_a_taken_socket_names_the_option_that_changes_it(tmp_path: Path, server: JsonServer) -> None:
     path = tmp_path / "s"
     options = ["--listen", f"unix:{path}", "--admin", "127.0.0.1:0"]
     async with process("serve", server.url, *options) as first:
@@ -203,8 +205,7 @@ async def test_a_taken_socket_in_the_file_system_names_who_has_it(tmp_path: Path
         await first.stderr.readline()
         result = await asyncio.to_thread(run, "serve", server.url, *options)
         assert result.returncode == 1
-        assert f"cannot listen on unix:{path}: address already in use by python" in result.stderr
-        assert f"(pid {first.pid}); to listen elsewhere: --listen ADDRESS\n" in result.stderr
+        assert f"cannot listen on unix:{path}: address already in use; to listen elsewhere: --listen" in result.stderr
 
 
 @pytest.mark.parametrize(("host", "asked"), [("127.0.0.1", "0.0.0.0"), ("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1")])
@@ -226,7 +227,6 @@ def test_a_machine_without_proc_says_only_that_it_is_taken(tmp_path: Path, monke
     monkeypatch.setattr(ports, "_PROC", tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert ports.user_of(Address(f"127.0.0.1:{taken.getsockname()[1]}")) == ""
-    assert ports.user_of(Address(f"unix:{tmp_path}/s")) == ""
 
 
 def test_an_address_that_this_machine_does_not_have() -> None:

@@ -167,7 +167,7 @@ def test_connections_are_lowered_aloud_to_what_fits(caplog: pytest.LogCaptureFix
     assert fitted.limits.connections == 104
     assert fit(configuration(connections=4096, tensors=7), fitted).limits.connections == 104  # a reload: not said again
     (message,) = caplog.messages
-    assert message.startswith("limits.connections: 4096 client connections do not fit into 300 file descriptors: ")
+    assert message.startswith("limits.connections: 4096 client connections of each process do not fit into 300 ")
     assert "lowered to 104. Raise the hard limit to 4292 (ulimit -Hn" in message
 
 
@@ -182,7 +182,7 @@ def test_each_worker_has_descriptors_of_its_own(caplog: pytest.LogCaptureFixture
     fitted = fit(config)
     assert (fitted.limits.connections, fitted.share().limits.connections) == (204, 102)
     (message,) = caplog.messages
-    assert "2048 client connections of each worker do not fit into 300 file descriptors: " in message
+    assert "2048 client connections of each process do not fit into 300 file descriptors, " in message
 
 
 def test_the_soft_limit_is_raised_in_a_real_process() -> None:

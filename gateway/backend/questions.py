@@ -203,11 +203,6 @@ def said_of_v2(answer: Answer) -> Said:
     return Said(V2, isinstance(extensions, list) and EXTENSION in extensions, shortened(title))
 
 
-def lists_openai_models(answer: Answer) -> bool:
-    """Whether *answer* to `GET /v1/models` is that of a server with OpenAI's interface."""
-    return answer.status == 200 and b'"data"' in answer.body
-
-
 def _is_version(answer: Answer) -> bool:
     """Whether *answer* to `GET /version` is a text such as `3.17.0`, as MLflow's server gives it."""
     text = answer.body.strip()

@@ -33,22 +33,18 @@ def compose(content: bytes) -> yaml.Node | None:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnreadableError(content.count(b"\n", 0, error.start) + 1, "not UTF-8") from None
-    line, advice = 1, ""
+    line = 1
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        reason = str(error.problem)
-        if reason.startswith("but "):  # the other half of the sentence
-            reason = f"{error.context}, {reason}"
+        reason = f"{error.context}, {error.problem}" if error.context else str(error.problem)
         if error.problem_mark is not None:
-            line, advice = error.problem_mark.line + 1, f" (column {error.problem_mark.column + 1})"
-        if r"'\t'" in reason:
-            advice += "; indent with spaces"
+            line = error.problem_mark.line + 1
     except yaml.reader.ReaderError as error:
         line, reason = text.count("\n", 0, error.position) + 1, error.reason
     except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF", which stands for no character
         reason = f"invalid value: {error}"
-    raise UnreadableError(line, f"not YAML: {shortened(reason)}{advice}")
+    raise UnreadableError(line, f"not YAML: {shortened(reason)}")
 
 
 def value_of(node: yaml.Node) -> Any:

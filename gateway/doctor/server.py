@@ -20,7 +20,6 @@ from gateway.backend.questions import (
     TENSORFLOW,
     V2,
     Answer,
-    lists_openai_models,
     said_after,
     said_of_v2,
 )
@@ -205,12 +204,9 @@ async def _without_metadata(asker: Asker, first: Answer, model: str) -> Said:
     said = await said_after(first, asker.get)
     if said.dialect:
         return said
-    what = ""
-    if lists_openai_models(await asker.get("/v1/models")):
-        what = "; it lists models in OpenAI's interface, as servers of language models do, which is another"
     named = f" Its answers name {shortened(first.headers['server'])}." if "server" in first.headers else ""
     raise ProblemError(
-        f"it is no server that the gateway can stand in front of: {said.answers}{what}.{named} It speaks neither V2 "
+        f"it is no server that the gateway can stand in front of: {said.answers}.{named} It speaks neither V2 "
         "nor the JSON of TensorFlow Serving or MLflow. With --path, where it takes inferences, and --sample, a file "
         "with what it takes there, this command writes a description of it for the gateway"
     )

@@ -38,16 +38,10 @@ def fit(config: Config, running: Config | None = None) -> Config:
     limits = msgspec.structs.replace(config.limits, connections=connections * config.workers)
     if running is None or running.limits.connections != limits.connections:
         log.warning(
-            "limits.connections: %d client connections%s do not fit into %d file descriptors: each can need one more "
-            "per backend, up to its max_connections, health probes one per endpoint, and %d are kept for the admin "
-            "listener and files; lowered to %d. Raise the hard limit to %d (ulimit -Hn, LimitNOFILE=, --ulimit "
-            "nofile=), or set limits.connections",
-            wanted,
-            " of each worker" if config.workers > 1 else "",
-            descriptors,
-            KEPT_DESCRIPTORS,
-            connections,
-            descriptors_needed(share, wanted),
+            "limits.connections: %d client connections of each process do not fit into %d file descriptors, of which "
+            "backends, probes, the admin listener and files need some; lowered to %d. Raise the hard limit to %d "
+            "(ulimit -Hn, LimitNOFILE=, --ulimit nofile=), or set limits.connections",
+            *(wanted, descriptors, connections, descriptors_needed(share, wanted)),
         )
     return msgspec.structs.replace(config, limits=limits)
 

@@ -16,7 +16,6 @@ from gateway.config import Address, Config
 
 _PROC = Path("/proc")
 _LISTENS = "0A"  # of TCP, in /proc/net/tcp
-_ACCEPTS = 0x10000  # __SO_ACCEPTCON, in /proc/net/unix
 _TAKEN = os.strerror(errno.EADDRINUSE).lower()
 
 COMMAND_LINE, FILE = "--{} ADDRESS", "`{}: ADDRESS` in the file"
@@ -42,9 +41,9 @@ def explained(error: OSError, config: Config, said_by: str) -> OSError:
 
 
 def user_of(address: Address) -> str:
-    """Words that say which process listens on *address*; empty if that cannot be found out."""
+    """Words that say which process listens on *address*, of TCP; empty if that cannot be found out."""
     with suppress(OSError, ValueError, IndexError):
-        inodes = set(_unix_sockets(address.path) if address.is_unix else _tcp_sockets(address))
+        inodes = set(_tcp_sockets(address))
         return f" by {_process_with(inodes)}" if inodes else ""
     return ""
 
@@ -60,16 +59,6 @@ def _tcp_sockets(address: Address) -> Iterator[int]:
                     packed = struct.pack(f"={words}", *struct.unpack(f">{words}", bytes.fromhex(host)))
                     if address.takes(Address(f"[{socket.inet_ntop(family, packed)}]:{int(port, 16)}")):
                         yield int(fields[9])
-
-
-def _unix_sockets(path: str) -> Iterator[int]:
-    """The inodes of the sockets that listen at *path*."""
-    with (_PROC / "net/unix").open() as lines:
-        next(lines)
-        for line in lines:
-            fields = line.rstrip("\n").split(maxsplit=7)
-            if fields[7:] == [path] and int(fields[3], 16) & _ACCEPTS:
-                yield int(fields[6])
 
 
 def _process_with(inodes: set[int]) -> str:
