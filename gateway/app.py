@@ -13,7 +13,6 @@ import socket
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from gateway import certificates
@@ -93,17 +92,6 @@ def require_usable_files(config: Config) -> None:
 def new_name() -> str:
     """A unique name for this gateway, by which it recognizes in `Via` a request that it has passed on before."""
     return f"tensor-gateway-{secrets.token_hex(8)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A prepared change of configuration: every step that can fail has been done."""
-
-    config: Config
-    serving: Serving
-    tls: TlsContext | None
-    """That of the clients' listeners."""
-    tracing: Tracing | None
 
 
 class DataPlane:
@@ -233,37 +221,28 @@ class DataPlane:
             return None
         return f"no backend can be used: all endpoints of {', '.join(self.gateway.serving.upstreams)} are down"
 
-    # Reload: everything that may fail, then one step that cannot
+    async def replace(self, config: Config) -> None:
+        """Serve by *config* from now on; requests in flight keep the configuration they began with.
 
-    async def prepare(self, config: Config) -> Change:
-        """Build the parts for *config* beside the running ones. Raises `ConfigError` or `OSError`."""
-        running = self.gateway.serving.upstreams
+        Raises `ConfigError` or `OSError`; nothing has changed then, because all that may fail comes first.
+        """
+        before = self.gateway.serving.upstreams
         try:
             plan = Plan(config, self.gateway.serving.plan.name)
             tls = TlsContext.following(self.server.tls, "tls", config.tls)
-            upstreams = {name: Upstream(backend, running.get(name)) for name, backend in plan.backends.items()}
+            now = {name: Upstream(backend, before.get(name)) for name, backend in plan.backends.items()}
             # last, since it may begin a thread; importing OpenTelemetry would hold the loop for a third of a second
             tracing = await asyncio.to_thread(_tracing, config)
         except ConfigError as error:
             raise ConfigError(without_hidden_paths(config, str(error))) from None
-        return Change(config, Serving(plan, upstreams), tls, tracing)
-
-    async def abandon(self, change: Change) -> None:
-        """Close what `prepare` has started for *change*."""
-        if change.tracing is not None:
-            await change.tracing.close()
-
-    async def commit(self, change: Change) -> None:
-        """Serve by the prepared *change* from now on; requests in flight keep the configuration they began with."""
-        before, now = self.gateway.serving.upstreams, change.serving.upstreams
-        self.gateway.replace(change.serving)
-        self.config = config = change.config
+        self.gateway.replace(Serving(plan, now))
+        self.config = config
         self.server.limits = config.limits
-        self.server.tls = change.tls
+        self.server.tls = tls
         self._access_log.finish()
         self._access_log = _access_log(config)
         change_logging(config.logging.level, config.logging.format)
-        self._trace_by(change.tracing)
+        self._trace_by(tracing)
         for upstream in now.values():
             self._beside.begin(upstream.start())
         for upstream in before.values():

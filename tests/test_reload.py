@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -27,7 +26,7 @@ from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process import reload as reload_module
 from gateway.process import supervisor as supervisor_module
-from gateway.process.control import Channel, Done, Order, Step
+from gateway.process.control import Channel, Done, Serve
 from gateway.process.reload import WATCH_S, Reloader, keep_fixed
 from gateway.process.supervisor import Supervisor, _WorkerProcess
 from gateway.telemetry.metrics import Metrics
@@ -599,7 +598,7 @@ async def answers_of(supervisor: Supervisor, count: int = 12) -> set[str]:
 
 
 @pytest.mark.slow
-async def test_if_the_workers_cannot_prepare_it_none_of_them_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_if_the_workers_refuse_it_none_of_them_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     async with lying(A) as a, lying(B) as b:
         supervisor = await Supervisor.start(configuration(a.url))
         try:
@@ -616,22 +615,27 @@ async def test_if_the_workers_cannot_prepare_it_none_of_them_changes(monkeypatch
 
 
 @pytest.mark.slow
-async def test_if_one_worker_cannot_prepare_it_the_other_does_not_change_either() -> None:
+async def test_if_one_worker_refuses_it_the_other_goes_back_to_what_was_before() -> None:
     async with lying(A) as a, lying(B) as b:
         supervisor = await Supervisor.start(configuration(a.url))
         try:
             first, second = supervisor._workers.values()
-            tell = first.tell
-            first.tell = lambda step, config=None: first._channel.send(  # type: ignore[method-assign]
-                Order(step, msgspec.Raw(b"{}" if step == "prepare" else b"null"))
-            )
+            serve = first.serve
+
+            async def refuse(share: Config, timeout_s: float) -> Done | None:
+                first._channel.send(Serve(msgspec.Raw(b"{}")))
+                answer = await first._answers.get()
+                assert isinstance(answer, Done)
+                return answer
+
+            first.serve = refuse  # type: ignore[method-assign]
             with pytest.raises(ConfigError, match="backends|internal error"):
                 await supervisor.replace(configuration(b.url))
             assert await answers_of(supervisor) == {"a"}
-            first.tell = tell  # type: ignore[method-assign]
+            first.serve = serve  # type: ignore[method-assign]
             await supervisor.replace(configuration(b.url))
             assert await answers_of(supervisor) == {"b"}
-            assert second.is_listening
+            assert [*supervisor._workers.values()] == [first, second]
         finally:
             await supervisor.stop()
 
@@ -641,7 +645,7 @@ async def test_if_one_worker_cannot_prepare_it_the_other_does_not_change_either(
 async def test_a_worker_that_hangs_or_dies_is_replaced_by_one_with_the_new_file(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "PREPARE_S", 1.0)
+    monkeypatch.setattr(supervisor_module, "RELOAD_S", 1.0)
     async with lying(A) as a, lying(B) as b:
         supervisor = await Supervisor.start(configuration(a.url))
         try:
@@ -668,16 +672,16 @@ class Starting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.have_begun = asyncio.Semaphore(0)
         self.may_go_on = asyncio.Event()
-        ask = _WorkerProcess.ask
+        serve = _WorkerProcess.serve
 
-        async def ask_slowly(worker: _WorkerProcess, step: Step, *arguments: Any) -> Done | None:
-            answer = await ask(worker, step, *arguments)
-            if step == "serve":
+        async def serve_slowly(worker: _WorkerProcess, share: Config, timeout_s: float) -> Done | None:
+            answer = await serve(worker, share, timeout_s)
+            if timeout_s == supervisor_module.START_S:
                 self.have_begun.release()
                 await self.may_go_on.wait()
             return answer
 
-        monkeypatch.setattr(_WorkerProcess, "ask", ask_slowly)
+        monkeypatch.setattr(_WorkerProcess, "serve", serve_slowly)
 
 
 @asynccontextmanager

@@ -282,7 +282,7 @@ async def test_a_worker_that_sends_what_cannot_be_read_is_killed_and_named(caplo
     with its:
         its.sendall(b"{}\n")
         assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
-        assert await worker.ask("commit", 1.0) is None
+        assert await worker.serve(parse("backends: {a: {endpoints: ['http://127.0.0.1:1']}}"), 1.0) is None
     (message,) = caplog.messages
     assert message.startswith(f"worker {process.pid} has sent an invalid message: ")
 

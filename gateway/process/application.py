@@ -91,7 +91,7 @@ class Application:
 
     async def _change(self, config: Config) -> None:
         """Let all processes serve by *config*, or none, see `replace`."""
-        await self.data_plane.commit(await self.data_plane.prepare(config))
+        await self.data_plane.replace(config)
         self.config = config
 
     def _readings(self) -> list[Reading]:

@@ -5,7 +5,7 @@ Not here: how either side acts on a message.
 
 import asyncio
 import socket
-from typing import Literal, Self
+from typing import Self
 
 import msgspec
 
@@ -15,23 +15,23 @@ from gateway.telemetry.reading import Reading
 MAX_BYTES = 64 * 1024 * 1024
 """The longest message in bytes: a configuration, or a worker's report."""
 
-Step = Literal["serve", "prepare", "commit", "abort", "drain"]
+
+class Serve(msgspec.Struct, frozen=True, tag=True):
+    """To a worker: serve by this configuration, for the first time or from now on; answered by `Done`."""
+
+    config: msgspec.Raw
+    """As `config.encode` writes it."""
 
 
-class Order(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: what to do. `serve`, `prepare` and `commit` are answered by `Done`."""
-
-    step: Step
-    """First `serve`; for each reload `prepare`, which does all that may fail, and `commit` or `abort`; last `drain`."""
-    config: msgspec.Raw = msgspec.Raw(b"null")
-    """What to serve by, or what to prepare, as `config.encode` writes it."""
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """To a worker: finish the requests in flight, and end."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """To the supervisor: an order is carried out."""
+    """To the supervisor: the worker serves by the configuration."""
 
     error: str | None = None
-    """Why a change cannot be prepared, in which case nothing has changed."""
+    """Why it cannot, in which case nothing has changed."""
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
@@ -44,7 +44,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     batch: Batch
 
 
-Message = Order | Done | Report
+Message = Serve | Drain | Done | Report
 
 _decode = msgspec.json.Decoder(Message).decode
 

@@ -22,7 +22,7 @@ from gateway.client.fronts import addresses
 from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
 from gateway.process.application import Application
-from gateway.process.control import Channel, Done, Message, Order, Report, Step
+from gateway.process.control import Channel, Done, Drain, Message, Report, Serve
 from gateway.process.problems import Death
 from gateway.telemetry.counting import Batch
 from gateway.telemetry.log_writer import change_logging
@@ -34,8 +34,8 @@ RESTART_S = 1.0
 START_S = 30.0
 """How long a worker may take to listen."""
 
-PREPARE_S = 5.0
-"""How long a worker may take to prepare a reload, or to carry it out; a slower worker is replaced."""
+RELOAD_S = 5.0
+"""How long a worker may take for a reload; a slower worker is replaced."""
 
 HANG_S = 5.0
 """How much longer than twice `shutdown.grace` a worker may take to end before it is killed."""
@@ -85,13 +85,13 @@ class _WorkerProcess:
             self._answers.put_nowait(None)
             self._channel.close()
 
-    def tell(self, step: Step, config: Config | None = None) -> None:
-        """Send an order to the worker, without waiting."""
-        self._channel.send(Order(step) if config is None else Order(step, msgspec.Raw(encode(config))))
+    def drain(self) -> None:
+        """Tell the worker to finish its requests and to end, without waiting."""
+        self._channel.send(Drain())
 
-    async def ask(self, step: Step, timeout_s: float, config: Config | None = None) -> Done | None:
-        """Send an order; the answer. If none comes within *timeout_s*, the worker is killed; then None."""
-        self.tell(step, config)
+    async def serve(self, share: Config, timeout_s: float) -> Done | None:
+        """Let the worker serve by *share*; its answer. If none comes within *timeout_s*, it is killed; then None."""
+        self._channel.send(Serve(msgspec.Raw(encode(share))))
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._answers.get()
@@ -172,7 +172,7 @@ class Supervisor(Application):
         channel = await Channel.over(own)
         worker = self._workers[process.pid] = _WorkerProcess(process, channel, self.metrics.add)
         config = self.config
-        if await worker.ask("serve", START_S, config.share()) is not None:
+        if await worker.serve(config.share(), START_S) is not None:
             async with self._changes:
                 worker.is_listening = True
                 try:
@@ -191,24 +191,26 @@ class Supervisor(Application):
         """See `Application`.
 
         A worker that dies or does not answer is replaced by one with the configuration in effect. This is the new one
-        if another worker could prepare it, or if no worker serves at the moment: it may let workers start again.
+        if another worker took it, or if no worker serves at the moment: it may let workers start again.
         """
         async with self._changes:
             await self._bring(self._serving(), config)
 
     async def _bring(self, workers: list[_WorkerProcess], config: Config) -> None:
-        """Let *workers*, and those that start later, serve by *config*. If one refuses: `ConfigError`, and none do."""
+        """Let *workers*, and those that start later, serve by *config*.
+
+        If one refuses, those that have taken it go back to the configuration before: `ConfigError`.
+        """
         share = config.share()
-        answers = await asyncio.gather(*(worker.ask("prepare", PREPARE_S, share) for worker in workers))
-        prepared = [worker for worker, answer in zip(workers, answers, strict=True) if answer == Done()]
+        answers = await asyncio.gather(*(worker.serve(share, RELOAD_S) for worker in workers))
+        taken = [worker for worker, answer in zip(workers, answers, strict=True) if answer == Done()]
         errors = [answer.error for answer in answers if answer is not None and answer.error is not None]
-        if errors or (workers and not prepared):
-            for worker in prepared:
-                worker.tell("abort")
-            raise ConfigError(errors[0] if errors else "no worker prepared the reload in time")
+        if errors or (workers and not taken):
+            share = self.config.share()
+            await asyncio.gather(*(worker.serve(share, RELOAD_S) for worker in taken))
+            raise ConfigError(errors[0] if errors else "no worker took the reload in time")
         self.config = config
         change_logging(config.logging.level, config.logging.format)
-        await asyncio.gather(*(worker.ask("commit", PREPARE_S) for worker in prepared))
 
     def stalled(self) -> str | None:
         """See `Application`: which workers hang."""
@@ -242,7 +244,7 @@ class Supervisor(Application):
                 try:
                     worker = await self._spawn()
                     if self._is_draining:  # it was still starting when the others were told
-                        worker.tell("drain")
+                        worker.drain()
                     break
                 except OSError as error:
                     log.error("%s; trying again", error)
@@ -255,7 +257,7 @@ class Supervisor(Application):
                 # else this socket would go on listening, and clients would wait instead of being refused
                 holder.close()
         for worker in self._workers.values():
-            worker.tell("drain")
+            worker.drain()
         # each worker keeps to the grace itself; twice the grace bounds the wait for a worker that hangs
         shutdown = self.config.shutdown
         if self._minders:

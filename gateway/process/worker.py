@@ -11,10 +11,10 @@ import signal
 import socket
 import sys
 
-from gateway.app import Change, DataPlane, settle
+from gateway.app import DataPlane, settle
 from gateway.config import Config, decode
 from gateway.errors import ConfigError
-from gateway.process.control import Channel, Done, Order, Report
+from gateway.process.control import Channel, Done, Report, Serve
 from gateway.telemetry.counting import Batch
 from gateway.telemetry.log_writer import LogWriter
 
@@ -49,31 +49,18 @@ class _Worker:
             self._channel.close()
 
     async def _obey(self) -> None:
-        """Carry out the supervisor's orders of reloads, in their order."""
-        prepared: Change | None = None
-        try:
-            while isinstance(order := await self._channel.receive(), Order) and order.step != "drain":
-                if order.step == "prepare":
-                    prepared, answer = await self._prepare(order)
-                    self._channel.send(answer)
-                elif order.step == "commit" and prepared is not None:
-                    await self.data_plane.commit(prepared)
-                    self._channel.send(Done())
-                elif prepared is not None:
-                    await self.data_plane.abandon(prepared)
-        except Exception:  # the configuration in effect here is uncertain: end, and be replaced
-            log.exception("a reload failed after it had begun to take effect; this worker exits")
-        finally:
-            self.stopped.set()
-
-    async def _prepare(self, order: Order) -> tuple[Change | None, Done]:
-        try:
-            return await self.data_plane.prepare(decode(bytes(order.config))), Done()
-        except (ConfigError, OSError) as error:
-            return None, Done(str(error))
-        except Exception as error:
-            log.exception("a reload cannot be prepared")
-            return None, Done(f"internal error: {type(error).__name__}")
+        """Serve by each configuration that the supervisor sends, until it says `Drain` or ends."""
+        while isinstance(order := await self._channel.receive(), Serve):
+            error = None
+            try:
+                await self.data_plane.replace(decode(bytes(order.config)))
+            except (ConfigError, OSError) as why:
+                error = str(why)
+            except Exception as why:
+                log.exception("a reload failed")
+                error = f"internal error: {type(why).__name__}"
+            self._channel.send(Done(error))
+        self.stopped.set()
 
     def _deliver(self, batch: Batch) -> bool:
         """Send the counts to the supervisor; False if it has not read the previous report yet."""
@@ -94,7 +81,7 @@ def main() -> None:
 async def _serve(name: str, sockets: list[socket.socket]) -> int:
     """Serve on *sockets* as the supervisor says; the exit code."""
     channel = await Channel.over(socket.socket(fileno=0))
-    if not isinstance(order := await channel.receive(), Order):
+    if not isinstance(order := await channel.receive(), Serve):
         return 0  # the supervisor is gone
     config = decode(bytes(order.config))
     writer = LogWriter(config.logging.level, config.logging.format, f"worker {os.getpid()}")

@@ -1040,8 +1040,7 @@ async def test_a_reload_turns_it_on_and_off() -> None:
 
         async def reload(binary: str) -> None:
             main = msgspec.structs.replace(plane.config.backends["main"], binary=binary)
-            change = await plane.prepare(msgspec.structs.replace(plane.config, backends={"main": main}))
-            await plane.commit(change)
+            await plane.replace(msgspec.structs.replace(plane.config, backends={"main": main}))
 
         for binary, passes in (("auto", True), ("never", False), ("always", True), ("never", False), ("auto", True)):
             await reload(binary)
