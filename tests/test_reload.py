@@ -615,6 +615,36 @@ async def test_if_the_workers_refuse_it_none_of_them_changes(monkeypatch: pytest
 
 
 @pytest.mark.slow
+async def test_a_worker_that_cannot_go_back_to_what_was_before_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with lying(A) as a, lying(B) as b:
+        supervisor = await Supervisor.start(configuration(a.url))
+        try:
+            first, second = supervisor._workers.values()
+            serve = second.serve
+            wanted = []
+
+            async def refuse(share: Config, timeout_s: float) -> Done | None:
+                return Done("refused")
+
+            async def go_only_forward(share: Config, timeout_s: float) -> Done | None:
+                wanted.append(share)
+                return await serve(share, timeout_s) if len(wanted) == 1 else Done("its files have changed")
+
+            first.serve = refuse  # type: ignore[method-assign]
+            second.serve = go_only_forward  # type: ignore[method-assign]
+            with pytest.raises(ConfigError, match="refused"):
+                await supervisor.replace(configuration(b.url))
+            assert len(wanted) == 2
+            assert await second.ended() == -signal.SIGKILL
+            async with asyncio.timeout(30):
+                while second in supervisor._workers.values() or len(supervisor._serving()) < 2:
+                    await asyncio.sleep(0.05)
+            assert await answers_of(supervisor) == {"a"}
+        finally:
+            await supervisor.stop()
+
+
+@pytest.mark.slow
 async def test_if_one_worker_refuses_it_the_other_goes_back_to_what_was_before() -> None:
     async with lying(A) as a, lying(B) as b:
         supervisor = await Supervisor.start(configuration(a.url))

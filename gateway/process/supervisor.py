@@ -207,7 +207,10 @@ class Supervisor(Application):
         errors = [answer.error for answer in answers if answer is not None and answer.error is not None]
         if errors or (workers and not taken):
             share = self.config.share()
-            await asyncio.gather(*(worker.serve(share, RELOAD_S) for worker in taken))
+            answers = await asyncio.gather(*(worker.serve(share, RELOAD_S) for worker in taken))
+            for worker, answer in zip(taken, answers, strict=True):
+                if answer != Done():  # its files cannot be read again: it must not serve by what others refuse
+                    worker.kill()
             raise ConfigError(errors[0] if errors else "no worker took the reload in time")
         self.config = config
         change_logging(config.logging.level, config.logging.format)
