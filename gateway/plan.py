@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.codec import HeaderLimits, ModelDescription
+from gateway.codec import HalfPrecision, HeaderLimits, ModelDescription
 from gateway.config import Config
 from gateway.config.schema import Batch, PerClient
 from gateway.config.tokens import read_tokens
@@ -46,6 +46,8 @@ class BackendPlan:
         """Whether the configuration says that the servers speak V2."""
         self.tensor_policy = settings.tensor_policy
         """How tensors are written in JSON for the backend."""
+        self.promotes = settings.half_precision is HalfPrecision.PROMOTE
+        """Whether FP16 and BF16 go out as FP32."""
         self.max_connections = config.max_connections(name)
         self.workers = config.workers
         """How many processes share the gateway's limits."""

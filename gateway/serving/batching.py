@@ -8,15 +8,11 @@ how requests become one, and its answer several (`codec`).
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
-from typing import Any, cast
 
 import msgspec
 
-from gateway.client.body import ClientBody
 from gateway.client.request import new_request_id
 from gateway.codec import Framing, Share, divided, joined, read_share, release
 from gateway.config.schema import Batch
@@ -278,27 +274,29 @@ def _joined_call(first: Call, request_id: str) -> Call:
 
     Fields that name a client or a request are left out, because they differ between the members.
     """
-    call, asked = copy(first), first.request
+    asked, sent = first.request, first.exchange
     headers = Headers(crossing_of_all(asked.headers.pairs))
-    call.request = request = msgspec.structs.replace(asked, headers=headers, peer=UNIX_PEER, deadline_s=None)
-    call.exchange = exchange = Exchange(
-        client=first.exchange.client,
+    request = msgspec.structs.replace(asked, headers=headers, peer=UNIX_PEER, deadline_s=None, front=None)
+    exchange = Exchange(
+        client=sent.client,
         method=asked.method,
         path=asked.path,
         request_id=request_id,
         started_s=asyncio.get_running_loop().time(),
-        route=first.exchange.route,
-        backend=first.exchange.backend,
-        model=first.exchange.model,
+        route=sent.route,
+        backend=sent.backend,
+        model=sent.model,
         is_inference=True,
-        trace=first.exchange.trace,
+        trace=sent.trace,
     )
-    call.total_at = None
-    # it holds the answer before it is divided, beside what its members hold; the whole answer goes to no client
-    call.body = ClientBody(
-        request, exchange, first.shared.admission, first.plan.limits.request_body, exchange.request_codec
+    # its body holds the answer before it is divided, beside what its members hold; nobody gets its reply
+    call = Call(first.shared, first.serving, request, exchange)
+    call.match, call.upstream, call.backend, call.sticky_key = (
+        first.match,
+        first.upstream,
+        first.backend,
+        first.sticky_key,
     )
-    call.reply = cast("Any", SimpleNamespace(has_begun=False))
     return call
 
 
