@@ -4,7 +4,7 @@ A future wakes its task in the next turn. For a small request this costs two ext
 the gateway's whole time for such a request. A `Waiter` runs the next step of its task at once, inside of the protocol's
 `data_received`.
 
-asyncio lets a task await any object with the attribute and the methods of a future (`asyncio.isfuture`), and the object
+asyncio lets a task await any object with the attributes and methods of a future (`asyncio.isfuture`), and the object
 decides when it calls the task back. With TLS, tasks go on in the next turn: asyncio's TLS calls `data_received` in the
 middle of its own work, and must not find the connection ended by a task when the call returns.
 """
@@ -21,7 +21,7 @@ class Waiter:
     __slots__ = ("_asyncio_future_blocking", "_callback", "_context", "_is_cancelled", "_is_done", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._loop = loop  # asyncio looks for this name to learn the future's event loop
         self._asyncio_future_blocking = False  # asyncio recognizes futures by this name, and sets it
         self._callback: Callable[[Any], object] | None = None
         self._context: Context | None = None
@@ -31,8 +31,7 @@ class Waiter:
     def __await__(self) -> Generator["Waiter", None, None]:
         if not self._is_done:
             self._asyncio_future_blocking = True
-            yield self
-        self.result()
+            yield self  # asyncio asks for the result before the task goes on
 
     def wake(self) -> None:
         """End the wait: the task goes on before this returns, or in the next turn if another task runs now."""
@@ -56,10 +55,6 @@ class Waiter:
                 self._loop.call_soon(self._callback, self, context=self._context)
 
     # The methods that asyncio calls on a future
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the waiting task."""
-        return self._loop
 
     def add_done_callback(self, callback: Callable[[Any], object], *, context: Context) -> None:
         """Remember *callback*, which runs the next step of the task that waits from now on."""
