@@ -29,6 +29,7 @@ from gateway.codec.dialects.walk import Walk
 from gateway.codec.inference import label_of
 from gateway.codec.json.arriving import ArrivingText, Reading
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
+from gateway.codec.json.members import check_json
 from gateway.codec.json.pieces import SPACE
 from gateway.codec.tensors import number_printing
 from gateway.codec.tensors.datatypes import Kind
@@ -70,60 +71,65 @@ class DialectAnswer:
 
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the outputs than the limits allow.
         """
-        is_enough = self._text.add(chunk)
-        if is_enough and (self._reading is not None or len(self._text.buffer) > SHORT_BYTES):
-            yield from self._read_on()
+        text = self._text
+        if text.add(chunk) and (self._reading is not None or len(text.buffer) > SHORT_BYTES):
+            self._reading = self._reading or self._walk.read(text)
+            yield from self._read_on(self._reading)
 
     def finish(self, last: bytes = b"") -> Generator[None, None, Reply]:
         """The reply, after the *last* bytes of the JSON; yields after each step of work.
 
         Raises `CodecError` if the answer is cut off or is not what it says, and as `feed` does.
         """
-        if last:
-            yield from self.feed(last)
-        text = self._text.buffer
-        # how deep whole answers can be read depends on Python
-        is_short = self._reading is None and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
-        if is_short:
-            del text[len(text.rstrip(SPACE)) :]
-        self._text.end(is_value=is_short)
-        yield from self._read_on()
+        self._text.add(last)
+        self._text.end()
+        yield from self._read_on(self._reading or self._walk.read(self._whole() or self._text))
+        self._check()
         outputs = list(self._walk.found.values())
-        self._check(outputs)
         for output in outputs:
             if output.is_base64:
                 yield from output.decode()
         return (yield from self._reply(outputs))
 
-    def _check(self, outputs: list[Output]) -> None:
-        """Raise `CodecError` unless *outputs* are all that the client is to get, in the shapes that are said of them.
+    def _whole(self) -> bytes:
+        """The text, taken, if it is short and JSON; else empty: what is wrong with it is told where it is read."""
+        buffer = self._text.buffer
+        # how deep whole answers can be read depends on Python
+        if len(buffer) > SHORT_BYTES or buffer.count(b"[") + buffer.count(b"{") > MAX_TEXT_DEPTH:
+            return b""
+        text = bytes(buffer).strip(SPACE)
+        try:
+            check_json(text)
+        except CodecError:
+            return b""
+        buffer.clear()
+        return text
 
-        It gets what it has selected (protocol 4.5), or else all that the model is said to have.
-        """
-        found = {output.name for output in outputs}
-        walk = self._walk
-        for name in walk.selection.named or walk.described:
-            if name in found:
-                continue
-            words = ": the answer does not have it, but the model's description does"
-            if walk.selection.named:
-                words = " was requested, but the answer does not have it"
-            lacking = walk.lacking(name)
-            raise CodecError(f"{label_of('output', name)}{f': {lacking}' if lacking else words}")
-        for output in outputs if walk.form.tree.outputs else ():
-            output.check_shape()
-
-    def _read_on(self) -> Iterator[None]:
+    def _read_on(self, reading: Reading[None]) -> Iterator[None]:
         """Read as far as the text goes."""
-        if self._reading is None:
-            self._reading = self._walk.read(self._text)
-        for is_step in self._reading:
+        for is_step in reading:
             if not is_step:
                 return
             yield
         if self._text.buffer.strip(SPACE):
             raise CodecError(f"the JSON ends after {self._text.consumed} bytes, but more follows")
         self._text.buffer.clear()
+
+    def _check(self) -> None:
+        """Raise `CodecError` unless all is there that the client is to get, in the shapes that are said of it.
+
+        It gets what it has selected (protocol 4.5), or else all that the model is said to have.
+        """
+        walk = self._walk
+        for name in walk.selection.named or walk.described:
+            if name not in walk.found:
+                words = ": the answer does not have it, but the model's description does"
+                if walk.selection.named:
+                    words = " was requested, but the answer does not have it"
+                lacking = walk.lacking(name)
+                raise CodecError(f"{label_of('output', name)}{f': {lacking}' if lacking else words}")
+        for output in walk.found.values() if walk.form.tree.outputs else ():
+            output.check_shape()
 
     def _reply(self, outputs: list[Output]) -> Generator[None, None, Reply]:
         """The outputs as the client wants each of them, in V2's words (protocol 4.1, 4.4, 4.6)."""

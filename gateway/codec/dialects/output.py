@@ -14,8 +14,11 @@ from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import Datatype, Kind
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
-from gateway.codec.values import Value, short_value
+from gateway.codec.values import SHORT_BYTES, Value, short_value
 from gateway.errors import CodecError
+
+Text = bytes | ArrivingText
+"""The JSON of a value: all of it if it is short, when a parser has read it already, or from where it comes next."""
 
 JOINED_BYTES = 1024 * 1024
 """Up to how many bytes values are joined, so that millions of rows are few buffers; growing may copy them all."""
@@ -70,15 +73,14 @@ class Output:
         inner = (self._described.shape or ())[len(self.shape) :]
         return (*self.shape, *inner) if 0 in self.shape and min(inner, default=0) >= 0 else self.shape
 
-    def read(self, text: ArrivingText) -> Reading[Value]:
-        """Read the value that comes next in *text*, nested data or a scalar."""
+    def read(self, text: Text) -> Reading[Value]:
+        """Read *text*, nested data or a scalar."""
         try:
-            if is_short(text):
-                value = short_value(bytes(text.buffer), self.datatype)
-                yield STEP
+            if isinstance(text, bytes):
+                value = short_value(text, self.datatype)
                 if value is not None:
-                    text.drop(len(text.buffer))
                     return value
+                text = ArrivingText.of_value(bytearray(text))
             code = yield from text.first()
             if code == OBJECT and not self._b64_objects:
                 raise CodecError(f"{self.label}: expected values, got {shown(text)}")
@@ -103,9 +105,18 @@ class Output:
         return CodecError(f"{error} (at {self._path})") if self._path else error
 
     def wait(self, texts: bytes) -> None:
-        """Keep the *texts* of values, with commas between them, for later."""
+        """Keep the *texts* of rows, with commas between them, for later."""
         self.waiting += b"," if self.waiting else b"["
         self.waiting += texts
+
+    def read_waiting(self) -> Reading[None]:
+        """Read the texts that wait as one array."""
+        if self.waiting:
+            waiting, self.waiting = self.waiting, bytearray()
+            waiting += b"]"
+            is_short = len(waiting) <= SHORT_BYTES
+            self.append((yield from self.read(bytes(waiting) if is_short else ArrivingText.of_value(waiting))))
+            yield STEP
 
     def take(self, value: Value) -> None:
         """Make *value* the whole of the output."""
@@ -153,11 +164,6 @@ class Output:
             )
 
 
-def is_short(text: ArrivingText) -> bool:
-    """Whether the value that comes next is there as a whole, and nothing else."""
-    return text.is_value and not text.consumed
-
-
-def shown(text: ArrivingText) -> str:
-    """What comes next in *text*, for errors."""
-    return excerpt(bytes(text.buffer[:256])).strip()
+def shown(text: Text) -> str:
+    """What *text* begins with, for errors."""
+    return excerpt(text if isinstance(text, bytes) else bytes(text.buffer[:256])).strip()

@@ -10,18 +10,19 @@ with one name the last wins (protocol 1.6): whenever a value on a path begins, a
 Not here: what paths are (`paths`), what an output is made of (`output`), and the reply (`answer`).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+import re
 from itertools import chain, count
 from typing import Any
 
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
-from gateway.codec.dialects.output import SETTING, Output, is_short, shown
+from gateway.codec.dialects.output import SETTING, Output, Text, shown
 from gateway.codec.dialects.paths import AnswerForm, Node, Step
 from gateway.codec.inference import DEFAULT_LIMITS, MAX_NAME, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
-from gateway.codec.json.brackets import ARRAY, END_ARRAY, OBJECT, QUOTE
+from gateway.codec.json.brackets import ARRAY, OBJECT
 from gateway.codec.json.member_finder import is_key
-from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, parse_objects
+from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, parse_object, parse_objects
+from gateway.codec.json.pieces import SPACE
 from gateway.codec.json.sinks import TextSink
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
 from gateway.codec.values import Value
@@ -35,6 +36,9 @@ Key = str | int
 
 Columns = tuple[int, dict[str, list[bytes]]]
 """Some short rows: how many, and the texts of each output in them."""
+
+_OBJECT = re.compile(rb'(\[?)[ \t\r\n]*+\{[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")?', re.DOTALL)
+"""The beginning of an object, or of a list of objects (the bracket is group 1), up to the first name (group 2)."""
 
 _BY_NAME = Node("", code=OBJECT, has_names=True)
 _ROWS_BY_NAME = Node("", code=ARRAY, inside={None: _BY_NAME})
@@ -81,12 +85,7 @@ class Walk:
         row_bytes = sum([value.n_bytes for value in row if isinstance(value, Value)])
         return sum([output.held_bytes for output in self.found.values()]) + row_bytes + self._beside_bytes
 
-    @property
-    def waiting_bytes(self) -> int:
-        """How much text of rows waits."""
-        return sum(len(output.waiting) for output in self._columns.values())
-
-    def read(self, text: ArrivingText) -> Reading[None]:
+    def read(self, text: Text) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
         tree = self.form.tree
         yield from self._value(tree, text)
@@ -103,15 +102,15 @@ class Walk:
         words = words_of(self._words)
         return f", but an error: {shortened(words)}" if words else ""
 
-    def _value(self, node: Node, text: ArrivingText) -> Reading[None]:
-        """Read the value that comes next in *text*, and the outputs in it."""
+    def _value(self, node: Node, text: Text) -> Reading[None]:
+        """Read a value, and the outputs in it."""
         for name in node.outputs:  # there is one already if a member comes a second time
             (self.found if self._row is None else self._row).pop(name, None)
-        code = yield from text.first()
         if node.has_outputs:
             self._with_outputs = node
             self.found.clear()
-            node = yield from self._node_of_all(text)
+            node = self._node_of_all(text if isinstance(text, bytes) else (yield from text.beginning()))
+        code = text[0] if isinstance(text, bytes) else (yield from text.first())
         if node.code not in (0, code):
             yield from self._pass_other(node, text)
         elif node.output is not None:
@@ -123,18 +122,18 @@ class Walk:
 
     # Outputs
 
-    def _put(self, node: Node, text: ArrivingText) -> Reading[None]:
+    def _put(self, node: Node, text: Text) -> Reading[None]:
         """Take the value of the output at *node*: all of it, or that in a row."""
         output = self._output(node)
         if output is None:
-            yield from text.pour(TextSink(label_of("output", str(node.output)), None))
+            if not isinstance(text, bytes):
+                yield from text.pour(TextSink(label_of("output", str(node.output)), None))
         elif self._row is None:
             output.take((yield from output.read(text)))
-        elif is_short(text):
-            self._row[output.name] = bytes(text.buffer)
-            yield STEP
         else:
-            self._row[output.name] = yield from output.read(text)
+            self._row[output.name] = text if isinstance(text, bytes) else (yield from output.read(text))
+        if len(self.found) > 1:
+            yield STEP
 
     def _output(self, node: Node) -> Output | None:
         """The output at *node*, a new one outside of rows; None if the client does not want it. Raises `CodecError`."""
@@ -157,22 +156,19 @@ class Walk:
             self._columns[name] = output
         return output
 
-    def _node_of_all(self, text: ArrivingText) -> Reading[Node]:
-        """How the value that comes next has all outputs. Raises `CodecError` if it does not show where they are."""
-        code = yield from text.first()
-        if code == OBJECT and not (yield from self._is_b64_object(text, 0)):
-            return _BY_NAME
-        inside = (yield from text.first(1)) if code == ARRAY else 0
-        if inside == OBJECT and not (yield from self._is_b64_object(text, 1)):
-            return _ROWS_BY_NAME
+    def _node_of_all(self, beginning: bytes) -> Node:
+        """How a value with this *beginning* has all outputs. Raises `CodecError` if it does not show where they are."""
+        found = _OBJECT.match(beginning)
+        has_elements = self.form.b64_objects and "b64" not in self.described  # such objects may be elements of BYTES
+        if found is not None and not (has_elements and is_key(found[2] or b"", b'"b64"')):
+            return _ROWS_BY_NAME if found[1] else _BY_NAME
         names = list(self.described)
         if len(names) == 1:
             return _named(names[0])
         items: dict[Step, Node] = {index: _named(name) for index, name in enumerate(names)}
         in_order = Node("", None, ARRAY, items, dict.fromkeys(names, ""), is_whole=True)
         in_rows = Node("", None, ARRAY, {None: in_order}, is_whole=True)
-        yield STEP
-        if inside == END_ARRAY:  # no rows at all are those of every output
+        if beginning.translate(None, SPACE).startswith(b"[]"):  # no rows at all are those of every output
             return in_rows
         if not names:
             raise CodecError(f"an output without a name; {SETTING} can give it one")
@@ -182,12 +178,6 @@ class Walk:
                 "of them in the order of the server's answers"
             )
         return in_rows if self.form.in_rows else in_order
-
-    def _is_b64_object(self, text: ArrivingText, at: int) -> Reading[bool]:
-        """Whether the object that begins at *at* is an element of BYTES, and not values by name."""
-        if not self.form.b64_objects or "b64" in self.described or (yield from text.first(at + 1)) != QUOTE:
-            return False
-        return is_key((yield from text.string(at + 1)), b'"b64"')
 
     def _no_list(self, got: str) -> CodecError:
         """What to raise where outputs without names are not in a list."""
@@ -202,71 +192,56 @@ class Walk:
 
     # Objects and lists
 
-    def _inside(self, node: Node, text: ArrivingText) -> Reading[None]:
+    def _inside(self, node: Node, text: Text) -> Reading[None]:
         """Read an object or a list of which some members or items are on paths."""
         there: dict[Key, None] = {}
-        if node.code == OBJECT:
-            yield from read_members(
-                text,
-                lambda members: self._short(node, members.items(), there),
-                lambda name: self._entry(node, name, text, there),
-            )
-            if node.outputs:
-                listed = ", ".join([repr(str(name)[:MAX_NAME]) for name in list(there)[:MAX_NAMED]])
-                self._note(node, f"has the members {listed}" if there else "has no members", there)
-            return
         indexes = count()
-        yield from read_items(
-            text,
-            parse_list,
-            lambda values: self._short(node, [(next(indexes), value) for value in values], there),
-            lambda: self._entry(node, next(indexes), text, there),
-        )
+
+        def read_run(run: "Members | list[bytes]") -> "Reading[None]":
+            entries = run.items() if isinstance(run, dict) else [(next(indexes), value) for value in run]
+            for key, value in entries:
+                yield from self._entry(node, key, value, there)
+
+        if isinstance(text, bytes):
+            yield from read_run(parse_object(text) if node.code == OBJECT else parse_list(text))
+        elif node.code == OBJECT:
+            yield from read_members(text, read_run, lambda name: self._entry(node, name, text, there))
+        else:
+            yield from read_items(text, parse_list, read_run, lambda: self._entry(node, next(indexes), text, there))
         n_items = next(indexes)
         if node.is_whole and n_items < len(node.inside):
             raise self._no_list(str(n_items))
-        self._note(node, f"is a list of {n_items}", there)
+        self._note(node, "" if node.code == OBJECT else f"is a list of {n_items}", there)
 
-    def _short(self, node: Node, values: Iterable[tuple[Key, bytes]], there: dict[Key, None]) -> Reading[None]:
-        """Read short *values* in an object or a list, by their names or indexes."""
-        for key, value in values:
-            yield from self._entry(node, key, ArrivingText.of_value(bytearray(value)), there)
-
-    def _entry(self, node: Node, key: Key, text: ArrivingText, there: dict[Key, None]) -> Reading[None]:
-        """Read the value of *key* in an object or a list, which comes next in *text*."""
-        inner = self._on_path(node, key, there)
+    def _entry(self, node: Node, key: Key, text: Text, there: dict[Key, None]) -> Reading[None]:
+        """Read the value of *key* in an object or a list; what may be named in errors gets *there*."""
+        inner = _named(str(key)) if node.has_names else node.inside.get(key)
+        if inner is not None or len(there) < MAX_NAMED:
+            there[key] = None
         if inner is None:
-            name = str(key) if node.code == OBJECT else ""
-            self._count(len(name))
-            if text.is_value and name in WORD_MEMBERS:
-                self._words[name] = bytes(text.buffer)
-            yield from self._pass(text, excerpt(name.encode()) if name else node.path)
-        elif inner.has_outputs and text.is_value and text.buffer == b"null ":  # which is the same as none
+            yield from self._pass_entry(node, key, text)
+        elif inner.has_outputs and text == b"null":  # which is the same as none
             self._with_outputs = None if self._with_outputs is inner else self._with_outputs
         else:
             yield from self._value(inner, text)
 
-    def _on_path(self, node: Node, key: Key, there: dict[Key, None]) -> Node | None:
-        """The member or item *key* of an object or a list, if it leads on; what may be named in errors gets *there*."""
-        if node.has_names:
-            return _named(str(key))
-        inner = node.inside.get(key)
-        if inner is None and node.is_whole:
-            raise self._no_list("more")
-        if inner is not None or len(there) < MAX_NAMED:
-            there[key] = None
-        return inner
+    def _note(self, node: Node, words: str, there: dict[Key, None] | None = None) -> None:
+        """Remember why outputs in *node* are not found, but for those behind what is *there*.
 
-    def _note(self, node: Node, words: str, there: Collection[Key] = ()) -> None:
-        """Remember that *words* say why outputs in *node* are not found, but for those behind what is *there*."""
-        found = {name for key in there if key in node.inside for name in node.inside[key].outputs}
-        for name in node.outputs.keys() - found:
-            self._lacking[name] = f"nothing at {node.outputs[name]}; {node.path} {words}"
+        It is because *node* is as *words* say, or because it has no other members than *there*.
+        """
+        lost = [node] if there is None else [inner for key, inner in node.inside.items() if key not in there]
+        for name, path in chain.from_iterable([inner.outputs.items() for inner in lost]):
+            members = ", ".join([repr(str(key)[:MAX_NAME]) for key in list(there or ())[:MAX_NAMED]])
+            says = words or (f"has the members {members}" if members else "has no members")
+            self._lacking[name] = f"nothing at {path}; {node.path} {says}"
 
     # Rows
 
-    def _rows(self, row: Node, text: ArrivingText) -> Reading[None]:
+    def _rows(self, row: Node, text: Text) -> Reading[None]:
         """Read a list whose items are rows of all outputs whose paths go through *row*."""
+        if isinstance(text, bytes):
+            text = ArrivingText.of_value(bytearray(text))
         self._columns, self._n_rows, self._row = {}, 0, {}
         for name, path in row.outputs.items():
             self._output(Node(path, output=name))
@@ -277,13 +252,13 @@ class Walk:
 
         def read_run(runs: "list[Columns]") -> "Reading[None]":
             for n_rows, texts in runs:
-                for name, output in self._columns.items():
-                    output.wait(b",".join(texts[name]))
                 self._n_rows += n_rows
-            yield from self._convert(self._columns.values(), WAITING_BYTES)
+                for name, output in self._columns.items():
+                    yield from self._wait(output, b",".join(texts[name]))
 
-        yield from read_items(text, parse, read_run, lambda: self._long_row(row, text))
-        yield from self._convert(self._columns.values())
+        yield from read_items(text, parse, read_run, lambda: self._single_row(row, text))
+        for output in self._columns.values():
+            yield from output.read_waiting()
         self._columns, self._n_rows, self._row = {}, 0, None
 
     def _texts(self, row: Node, window: bytes) -> Columns:
@@ -295,8 +270,16 @@ class Walk:
         items: list[Any] = parse_lists(window) if row.code == ARRAY else parse_objects(window)
         if row.is_whole and any(len(item) != len(row.inside) for item in items):
             raise CodecError("a row of another length")
+        inside = row.inside
+        if row.has_names:
+            names = dict.fromkeys(chain(self._columns, *items))
+            if not self._n_rows and len(names) > len(items[0]):
+                raise CodecError("a row with more values")
+            inside = {name: _named(name) for name in names if self._output(_named(name)) is not None}
         columns: dict[str, list[bytes]] = {}
-        for key, inner in self._leading(row, items).items():
+        for key, inner in inside.items():
+            if self._columns.keys().isdisjoint(inner.outputs):
+                continue
             try:
                 values = [item[key] for item in items]
             except LookupError:
@@ -307,19 +290,7 @@ class Walk:
                 columns.update(self._texts(inner, b"[%b]" % b",".join(values))[1])
         return len(items), columns
 
-    def _leading(self, row: Node, items: list[Any]) -> "Mapping[Step, Node]":
-        """What in each of the rows *items* leads to outputs that the client wants."""
-        inside = row.inside
-        if row.has_names:
-            names = dict.fromkeys(chain(self._columns, *items))
-            if not self._n_rows and len(names) > len(items[0]):
-                raise CodecError("a row with more values")
-            inside = {name: _named(name) for name in names}
-            for inner in inside.values():
-                self._output(inner)
-        return {key: inner for key, inner in inside.items() if not self._columns.keys().isdisjoint(inner.outputs)}
-
-    def _long_row(self, row: Node, text: ArrivingText) -> Reading[None]:
+    def _single_row(self, row: Node, text: Text) -> Reading[None]:
         """Read one row by itself."""
         values: dict[str, bytes | Value] = {}
         self._row = values
@@ -330,26 +301,21 @@ class Walk:
                 why = self.lacking(name)
                 raise CodecError(f"{output.label}: row {self._n_rows}{':' if why else ''} {why or 'does not have it'}")
             if isinstance(value, bytes):
-                output.wait(value)
+                yield from self._wait(output, value)
             else:
-                yield from self._convert([output])
+                yield from output.read_waiting()
                 output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
         self._n_rows += 1
-        yield from self._convert(self._columns.values(), WAITING_BYTES)
 
-    def _convert(self, outputs: Iterable[Output], least_bytes: int = 1) -> Reading[None]:
-        """Read the texts of *outputs* that wait, each output's as one array, if all together are *least_bytes*."""
-        if self.waiting_bytes < least_bytes:
-            return
-        for output in outputs:
-            if output.waiting:
-                waiting, output.waiting = output.waiting, bytearray()
-                waiting += b"]"
-                output.append((yield from output.read(ArrivingText.of_value(waiting))))
+    def _wait(self, output: Output, texts: bytes) -> Reading[None]:
+        """Keep *texts* of rows for later, while this is little of all outputs together."""
+        output.wait(texts)
+        if len(output.waiting) * len(self._columns) >= WAITING_BYTES:
+            yield from output.read_waiting()
 
     # What is on no path
 
-    def _pass_other(self, node: Node, text: ArrivingText) -> Reading[None]:
+    def _pass_other(self, node: Node, text: Text) -> Reading[None]:
         """Pass over a value that is not what leads on at *node*."""
         there = shown(text)
         if node.is_whole:
@@ -359,15 +325,23 @@ class Walk:
         self._note(node, f"is {there}")
         yield from self._pass(text, node.path)
 
-    def _pass(self, text: ArrivingText, label: str) -> Reading[None]:
-        """Pass over the value that comes next; *label* is for errors."""
-        start = text.consumed
-        for state in text.pour(TextSink(label, None)):
-            self._count(text.consumed - start)
-            start = text.consumed
-            yield state
+    def _pass_entry(self, node: Node, key: Key, text: Text) -> Reading[None]:
+        """Pass over the value of *key* in an object or a list."""
+        if node.is_whole:
+            raise self._no_list("more")
+        name = str(key) if node.code == OBJECT else ""
+        if isinstance(text, bytes) and name in WORD_MEMBERS:
+            self._words[name] = text
+        yield from self._pass(text, excerpt(name.encode()) if name else node.path, len(name))
 
-    def _count(self, n_bytes: int) -> None:
+    def _pass(self, text: Text, label: str, n_bytes: int = 0) -> Reading[None]:
+        """Pass over a value, which has *n_bytes* before it; *label* is for errors."""
+        if isinstance(text, bytes):
+            n_bytes += len(text)
+        else:
+            start = text.consumed
+            yield from text.pour(TextSink(label, None))
+            n_bytes += text.consumed - start
         if self._row is not None:  # where there is as much beside the outputs as there are rows
             return
         self._beside_bytes += n_bytes

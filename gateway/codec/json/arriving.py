@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from gateway.codec.json.brackets import END_ARRAY, END_OBJECT, QUOTE
+from gateway.codec.json.brackets import END_ARRAY, END_OBJECT, OBJECT, QUOTE
 from gateway.codec.json.members import MAX_NAME_BYTES, Members, excerpt, parse_object
 from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, SPACE
 from gateway.codec.json.sinks import Sink, step_of
@@ -30,6 +30,9 @@ STEP, MORE = True, False
 
 RUN_BYTES = 8 * 1024
 """How much text of short items is parsed together: half a millisecond of the smallest ones."""
+
+BEGINNING_BYTES = 64
+"""How much of a value shows how it begins."""
 
 ITEM_DEPTH = 6
 """How deep items may be nested that are parsed together."""
@@ -54,17 +57,16 @@ class ArrivingText:
         self.buffer = bytearray()
         self.consumed = 0
         """How many bytes have been read."""
-        self.is_value = False
-        """Whether it is one value, there as a whole, with a blank behind it."""
         self._is_whole = False
         self._wait_for = 0
 
     @classmethod
     def of_value(cls, value: bytearray) -> "ArrivingText":
-        """A *value* that is there as a whole; it is taken, not copied."""
+        """A *value* that is there as a whole, with no blanks behind it; it is taken, not copied."""
         text = cls()
+        value += b" "  # a number ends where something follows it
         text.buffer = value
-        text.end(is_value=True)
+        text.end()
         return text
 
     def add(self, chunk: bytes | memoryview) -> bool:
@@ -72,12 +74,9 @@ class ArrivingText:
         self.buffer += chunk
         return len(self.buffer) >= self._wait_for
 
-    def end(self, *, is_value: bool = False) -> None:
-        """No more will come; *is_value*: what there is is one value, with no blanks behind it."""
+    def end(self) -> None:
+        """No more will come."""
         self._is_whole = True
-        if is_value:
-            self.is_value = True
-            self.buffer += b" "  # a number ends where something follows it
 
     def drop(self, n_bytes: int) -> None:
         """The first *n_bytes* have been read."""
@@ -118,15 +117,22 @@ class ArrivingText:
                 return b""
             yield from self.more()
 
-    def run(self, closing: int) -> Reading[bytes]:
-        """As many whole items as one step parses, up to a comma or the *closing* bracket; they stay in the buffer.
+    def beginning(self) -> Reading[bytes]:
+        """The first brackets of the value that comes next, at most two, and the name behind a brace, if it is short."""
+        at = 0
+        while (yield from self.first(at)) in b"[{" and at < 2:
+            at += 1
+        if at and self.buffer[at - 1] == OBJECT and self.buffer[at] == QUOTE:
+            yield from self.string(at)
+        return bytes(self.buffer[:BEGINNING_BYTES])
+
+    def run(self) -> Reading[bytes]:
+        """As many whole items as one step parses, up to a comma or a closing bracket; they stay in the buffer.
 
         Empty if the first item is too long for one step.
         """
         while True:
             window = bytes(memoryview(self.buffer)[:RUN_BYTES])
-            if self.is_value and len(window) == len(self.buffer) and window.endswith(b"%c " % closing):
-                return window[:-2]  # most likely all of them; if not, they cannot be parsed
             items = _ITEMS.match(window)
             if items and items.end():
                 return window[: items.end()].removesuffix(b",")
@@ -200,7 +206,7 @@ def _read(
     while code != closing:
         items: T | None = None
         if text.consumed >= read_singly_to:
-            run = yield from text.run(closing)
+            run = yield from text.run()
             try:
                 items = parse(run)
                 text.drop(len(run))
