@@ -14,13 +14,12 @@ Not here: the connection itself (`wire`), and the meaning of a head's fields (`h
 """
 
 import asyncio
-from collections.abc import Callable
 
 from aiohttp.http import RawResponseMessage
 
 from gateway.backend.heads import AnswerHead
-from gateway.http1 import PIECE_BYTES, Heads, Incoming, MalformedError, Phase
-from gateway.waiting import Waiter, wake, wake_soon
+from gateway.http1 import PIECE_BYTES, Heads, Incoming, MalformedError
+from gateway.waiting import Waiter, wake_soon
 
 READ_BYTES = 256 * 1024
 """How many bytes on the wire may wait to be read before nothing more is read from the backend."""
@@ -36,6 +35,7 @@ MAX_DENSE = 8
 """If a piece has at least 1/8 of content it has large chunks, so that several pieces are decoded in one go."""
 
 _TLS_ALERT = b"\x15\x03"  # the first bytes of a TLS server's answer to plain HTTP (RFC 8446 section 5.1)
+_SWITCHING = 101
 
 
 class LostError(Exception):
@@ -46,16 +46,16 @@ class NotHttpError(Exception):
     """What the backend sent is not HTTP; the message says what is wrong with it."""
 
 
-class ArrivingAnswer:
+class ArrivingAnswer(Incoming):
     """The answer to one request, while it arrives."""
 
     received_bytes = 0
     """The bytes on the wire, with the head."""
-    ends_with_connection = False
-    """Whether only the end of the connection ends the body."""
-    _head: AnswerHead | None = None
+    head: AnswerHead | None = None
+    """The answer's own head, once it has come."""
+    is_last = False
+    """Whether the answer says that it is the connection's last, or surplus has come."""
     _over: str | None = None  # set when it is over: why the bytes are not HTTP, empty if the connection is gone
-    _is_last = False  # the answer says that it is the connection's last, or surplus has come
     _is_paused = False
     _n_interim = 0
     _waiter: Waiter | None = None
@@ -67,48 +67,38 @@ class ArrivingAnswer:
 
         *at_once*: the reader goes on inside of `feed`, and not in the next turn of the event loop.
         """
+        super().__init__(heads)
         self._loop = loop
         self._transport = transport
         self._method = method
         self.wakes_at_once = at_once
-        self._message = Incoming(heads)
-        self._decoded = bytearray()  # of a chunked body, before the reader asked for it
-
-    @property
-    def is_read(self) -> bool:
-        """Whether all of the answer has come and was read."""
-        return self._head is not None and self._message.is_read and not self._decoded
-
-    def is_last(self) -> bool:
-        """Whether the connection can carry no other request, judging by the answer so far."""
-        return self._is_last or self._over is not None or self._head is None or self._message.has_surplus
 
     # Bytes that arrive
 
     def feed(self, data: bytes) -> None:
-        """Take bytes from the backend. Of a chunked body at most one piece is decoded here."""
-        is_first = not self.received_bytes
+        """Take bytes from the backend. No part of a chunked body is decoded here."""
         self.received_bytes += len(data)
         if self._over is not None:
             self._surplus()
-        elif self._head is not None:
-            self._feed_body(data)
+        elif self.head is not None:
+            self._take_body(data)
         else:
             try:
-                self._feed_head(data)
+                self._take_heads(data)
             except MalformedError as error:
-                is_tls = is_first and data.startswith(_TLS_ALERT)
+                is_tls = self.received_bytes == len(data) and data.startswith(_TLS_ALERT)
                 self._break("it speaks TLS there: write https:// in the endpoint" if is_tls else str(error))
 
-    def _feed_head(self, data: bytes) -> None:
+    def _take_heads(self, data: bytes) -> None:
         """Read heads until the answer's own has come. Raises `MalformedError`."""
-        while (found := self._message.feed_head(data)) is not None:
+        while (found := self.feed_head(data)) is not None:
             parsed, data = found
             assert isinstance(parsed, RawResponseMessage)
-            head = AnswerHead(parsed)
-            if not head.is_interim:
-                self._begin_body(head)
-                self._feed_body(data)
+            if not 100 <= parsed.code < 200 or parsed.code == _SWITCHING:  # nobody has asked to switch protocols
+                self.head = head = AnswerHead(parsed, self._method)
+                self.is_last = head.is_last
+                self.expect(head.phase, head.length or 0)
+                self._take_body(data)
                 return
             self._n_interim += 1
             if self._n_interim > MAX_INTERIM:
@@ -116,130 +106,90 @@ class ArrivingAnswer:
             if not data:
                 return
 
-    def _begin_body(self, head: AnswerHead) -> None:
-        self._head = head
-        message = self._message
-        is_bodiless = head.is_bodiless(self._method)
-        if head.ends_connection(is_bodiless=is_bodiless):
-            self._is_last = True
-        if is_bodiless:
-            message.expect(Phase.DONE)
-        elif head.length is not None and head.codings is None:
-            message.expect(Phase.SIZED, head.length)
-        elif head.is_chunked:
-            message.expect(Phase.CHUNKED)
-        else:
-            self.ends_with_connection = True
-            message.expect(Phase.UNTIL_END)
-
-    def _feed_body(self, data: bytes) -> None:
+    def _take_body(self, data: bytes) -> None:
         """Take bytes of the body, maybe none."""
-        message = self._message
-        if data and message.feed_body(data):
+        if data and self.feed_body(data):
             self._surplus()
-        if message.unread_bytes > READ_BYTES and not self._is_paused:
+        if self.unread_bytes > READ_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        if self._waiter is not None:
-            self._wake(wake if self.wakes_at_once else wake_soon)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if self.wakes_at_once:
+                waiter.wake()
+            else:
+                waiter.wake_soon()
 
     def _break(self, defect: str) -> None:
         """The bytes are not HTTP; *defect* says why."""
-        self._message.drop()
+        self.drop()
         self._surplus()
         self._end(defect)
 
     def _surplus(self) -> None:
         """Read no more bytes: they would belong to no answer."""
-        self._is_last = True
+        self.is_last = True
         self._transport.pause_reading()
 
-    def lose(self) -> None:
-        """The connection has ended, which completes a body without length."""
+    def lose(self, *, was_reset: bool) -> None:
+        """The connection has ended, which completes a body without length, unless it was reset."""
         if self._over is None:
-            self._message.end()
+            if not was_reset:
+                self.end()
             self._end()
 
     def cut(self) -> None:
         """This side closes the connection: the reader gets nothing more, unless the whole answer has come."""
-        if self._message.phase is not Phase.DONE:
-            self._head = None
-            self._message.drop()
-            self._decoded.clear()
+        if not self.has_arrived:
+            self.head = None
+            self.drop()
             self._end()
 
     def _end(self, defect: str = "") -> None:
         self._over = defect
-        self._wake()
-
-    def _wake(self, let_go_on: Callable[[Waiter | None], None] = wake_soon) -> None:
-        """Let the reader go on, by default in the next turn of the event loop."""
         waiter, self._waiter = self._waiter, None
-        let_go_on(waiter)
+        wake_soon(waiter)
 
     # The reader's side
 
-    async def read_head(self) -> AnswerHead:
-        """Wait for the head that is not interim. Raises `LostError` and `NotHttpError`."""
-        while self._head is None:
-            await self._change()
-        return self._head
+    def change(self) -> Waiter:
+        """A waiter for the next change, which is awaited at once.
 
-    async def read_body(self) -> bytes:
-        """Wait for the next bytes of the body; empty at its end. Raises `LostError` and `NotHttpError`."""
-        message = self._message
-        while not self.is_read:
-            if self._decoded:
-                chunk = bytes(self._decoded)
-                self._decoded.clear()
-            elif message.unread_bytes:
-                chunk = self._read_arrived()
-            else:
-                await self._change()
-                continue
-            if self._is_paused and message.unread_bytes < READ_BYTES // 2:
-                self._is_paused = False
-                self._transport.resume_reading()
-            if chunk:  # a piece of a chunked body may carry nothing
-                return chunk
-        return b""
-
-    def take_arrived(self, max_bytes: int) -> bytes | None:
-        """The whole body, if it has come, has at most *max_bytes*, and nothing of it was read; else None.
-
-        A chunked body of more than one piece is not decoded yet. A body that ends with the connection gives None, too:
-        only reading it shows whether the connection ended by a reset.
+        Raises `LostError` and `NotHttpError` if nothing more can come.
         """
-        message = self._message
-        if message.phase is Phase.CHUNKED and message.unread_bytes <= PIECE_BYTES:
-            try:
-                self._decoded += message.read()
-            except MalformedError as error:
-                self._break(str(error))
-        if message.phase is not Phase.DONE or self.ends_with_connection:
-            return None
-        if message.unread_bytes + len(self._decoded) > max_bytes:
-            return None
-        whole = bytes(self._decoded) or message.read()
-        self._decoded.clear()
-        return whole
-
-    def _read_arrived(self) -> bytes:
-        """The next bytes that have come; of a chunked body more than one piece if its chunks are large."""
-        message = self._message
-        pieces: list[bytes] = []
-        try:
-            while message.unread_bytes and len(pieces) < MAX_DENSE:
-                pieces.append(message.read())
-                if len(pieces[-1]) < DENSE_BYTES:
-                    break
-        except MalformedError as error:
-            self._break(str(error))
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def _change(self) -> Waiter:
-        """A waiter for the next change. Raises `LostError` and `NotHttpError` if nothing more can come."""
         if self._over is not None:
             raise NotHttpError(self._over) if self._over else LostError
         self._waiter = waiter = Waiter(self._loop)
         return waiter
+
+    async def read_head(self) -> AnswerHead:
+        """Wait for the head that is not interim. Raises `LostError` and `NotHttpError`."""
+        while self.head is None:
+            await self.change()
+        return self.head
+
+    async def read_body(self) -> bytes:
+        """Wait for the next bytes of the body; empty at its end. Raises `LostError` and `NotHttpError`."""
+        while not (chunk := self.read_arrived()) and not self.is_read:  # a chunked body's piece may carry nothing
+            if not self.unread_bytes:
+                await self.change()
+        return chunk
+
+    def read_arrived(self) -> bytes:
+        """The next bytes of the body that have come, maybe none; does not wait.
+
+        Of a chunked body it is one piece, or several if its chunks are large.
+        """
+        pieces: list[bytes] = []
+        try:
+            while self.unread_bytes and len(pieces) < MAX_DENSE:
+                pieces.append(self.read())
+                if len(pieces[-1]) < DENSE_BYTES:
+                    break
+        except MalformedError as error:
+            self._break(str(error))
+        if self._is_paused and self.unread_bytes < READ_BYTES // 2:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -3,6 +3,7 @@
 Not here: sending it, and reading the answer (`attempt`).
 """
 
+import math
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -57,6 +58,8 @@ class BackendRequest(msgspec.Struct, frozen=True):
     """The trace in which each attempt is a span."""
     is_read_whole: bool = False
     """Whether the answer is judged once it was read, so that its connection is only kept if it was found right."""
+    max_answer_bytes: float = math.inf
+    """The most bytes that the body of a good answer may have: `limits.response_body`."""
     is_passed: bool = False
     """Whether this is an inference that passes unchanged, for endpoints with the binary extension alone."""
 

@@ -8,14 +8,12 @@ written (`asking`).
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gateway.backend.arriving import ArrivingAnswer, LostError, NotHttpError
+from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.asking import BackendRequest, Pieces
 from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines
-from gateway.backend.heads import AnswerHead
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
@@ -34,54 +32,56 @@ class StaleConnectionError(Exception):
     """A kept connection died before any byte of an answer, and the request may be sent once more."""
 
 
-@dataclass(eq=False)
 class Answer:
     """A backend's answer to one request. The answer owns the connection until it is given back or closed.
 
-    `begin` sends the request and waits for the answer's head. Then one of the reading methods reads the body, once.
+    `begin` waits for the answer's head. Then one of the reading methods reads the body, once.
     """
 
-    _request: BackendRequest
-    _connections: Connections
-    _wire: Wire | None
-    """One of the connections, taken for the attempt with a slot; None as soon as it is not the answer's any more."""
-    _deadlines: Deadlines
-    _attempt: Attempt
-    status: int = 0
+    status = 0
     """The status; 0 until a head without defects has come."""
-    reason: str = field(init=False)
-    """The reason phrase after the status, in printable ASCII."""
-    is_streamed: bool = False
+    headers: Headers
+    """The header fields."""
+    is_streamed = False
     """Whether the request's body is a stream that was opened."""
-    is_sent: bool = False
+    is_sent = False
     """Whether the request was sent to its end."""
-    is_read: bool = False
+    is_read = False
     """Whether the body was read to its end."""
     _sending: asyncio.Task[None] | None = None  # of a streamed body
     _unsendable: GatewayError | None = None  # why the body cannot be sent to its end
-    _arriving: ArrivingAnswer = field(init=False)
-    _head: AnswerHead = field(init=False)
-    _limit: tuple[int, str] | None = None  # the most bytes of the body, and the limit's name in messages
     _pacer: Pacer | None = None  # set when a part of the body was read
+
+    def __init__(
+        self, request: BackendRequest, connections: Connections, wire: Wire, deadlines: Deadlines, attempt: Attempt
+    ) -> None:
+        """*wire* is one of *connections*, taken for the attempt with a slot; on it *request* has begun."""
+        self._request = request
+        self._connections = connections
+        self._wire: Wire | None = wire  # None as soon as it is not the answer's any more
+        self._deadlines = deadlines
+        self._attempt = attempt
+        assert wire.answer is not None
+        self._arriving = wire.answer
 
     # The request, and the answer's head
 
-    async def begin(self, first_bytes: bytes) -> None:
-        """Send the request, and wait for the answer's head. Raises `GatewayError` and `StaleConnectionError`.
+    async def begin(self) -> None:
+        """Send the rest of the request, and wait for the answer's head.
 
-        *first_bytes* are the head, with a whole body; a streamed body is sent by a task from now on.
+        Raises `GatewayError` and `StaleConnectionError`. A streamed body is sent by a task from now on.
         """
-        wire = self._wire
+        wire, arriving, open_ = self._wire, self._arriving, self._request.body.open
         assert wire is not None
-        self._arriving = arriving = wire.begin(self._request.method)
-        try:
-            wire.send_first(first_bytes)
-        except LostError:  # reading finds out how
-            pass
+        if open_ is None:
+            self.is_sent = True
+            self._deadlines.enter("first_byte")
         else:
-            self._go_on(wire)
+            self.is_streamed = True
+            self._sending = asyncio.ensure_future(self._send(wire, open_()))
         try:
-            head = await arriving.read_head()
+            while (head := arriving.head) is None:
+                await arriving.change()
         except NotHttpError as error:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
@@ -92,16 +92,7 @@ class Answer:
         if head.defect is not None:
             raise self._malformed(head.defect)
         self._head = head
-        self.status, self.reason = head.code, head.reason
-
-    def _go_on(self, wire: Wire) -> None:
-        """Begin to send the body if it is a stream; the first bytes are sent."""
-        if self._request.body.open is None:
-            self.is_sent = True
-            self._deadlines.enter("first_byte")
-        else:
-            self.is_streamed = True
-            self._sending = asyncio.ensure_future(self._send(wire, self._request.body.open()))
+        self.status, self.headers = head.code, head.headers
 
     async def _send(self, wire: Wire, pieces: Pieces) -> None:
         """Send the body beside the reading of the answer.
@@ -150,60 +141,90 @@ class Answer:
         self._sending = None
 
     @property
-    def headers(self) -> Headers:
-        """The header fields."""
-        return self._head.headers
+    def reason(self) -> str:
+        """The reason phrase after the status, in printable ASCII."""
+        return self._head.reason
 
     @property
     def content_length(self) -> int | None:
         """How many bytes of body the answer announces; None if it does not say."""
-        return self._head.length if self._head.codings is None else None
-
-    def limit(self, max_bytes: int, name: str) -> None:
-        """Allow the body *max_bytes* at most; messages call this limit *name*.
-
-        Raises `GatewayError` if the answer announces more; if it does not but has more, reading it does.
-        """
-        self._limit = max_bytes, name
-        self._count(0, self.content_length or 0)
+        return self._head.length
 
     def refuse_encoded(self) -> None:
         """Raise `GatewayError` if the body is compressed, although the gateway has asked for `identity`."""
-        encoding = self._head.encoding
-        if encoding and encoding.lower() != "identity":
-            words = f"the answer has Content-Encoding {encoding[:64]!r}, although the gateway asked for identity"
-            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
+        if "content-encoding" in self.headers.first:
+            encoding = self.headers.joined("content-encoding")
+            if encoding and encoding.lower() != "identity":
+                words = f"the answer has Content-Encoding {encoding[:64]!r}, although the gateway asked for identity"
+                raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
 
     # The body
+
+    def read_arrived(self) -> bytes:
+        """The next bytes of the body that have come, maybe none; `is_read` says whether they are its last.
+
+        Raises `GatewayError`.
+        """
+        if self._wire is None or self.is_read:
+            return b""
+        arriving, attempt = self._arriving, self._attempt
+        chunk = arriving.read_arrived()
+        if chunk:
+            self._deadlines.enter("gateway")
+            attempt.response_bytes += len(chunk)
+        max_bytes = self._request.max_answer_bytes
+        if (self._head.length or attempt.response_bytes) > max_bytes and self.status < 300:
+            raise self._malformed(f"answered with a body larger than limits.response_body, {int(max_bytes)} bytes")
+        if arriving.is_read:
+            self.is_read = True
+            if not self._request.is_read_whole:  # if its content is still to be judged, `approve` ends it
+                self.approve()
+        return chunk
 
     async def next(self, whole_bytes: int = 0) -> bytes:
         """The next bytes of the body as they come, not decompressed; empty at its end. Raises `GatewayError`.
 
-        If the body has arrived, or announces its length, and has at most *whole_bytes*, it comes in one piece.
-        Between two pieces other requests run, even if the whole body has arrived.
+        If the body has arrived, or announces *whole_bytes* at most, it comes in one piece. Between two pieces other
+        requests run, even if the whole body has arrived.
         """
         if self._wire is None or self.is_read:
             return b""
-        if self._pacer is None:
-            text = self.take_arrived(whole_bytes)
-            if text is not None:
-                return text
-            self._pacer = Pacer()
-            if (self.content_length or whole_bytes + 1) <= whole_bytes:
-                return await self.read_whole(whole_bytes, "the answer")
-        elif not self._arriving.is_read:  # a small answer takes no turn behind large requests
+        if self._pacer is not None and not self._arriving.is_read:  # a small answer takes no turn behind large requests
             await self._pacer.breathe()
-        return await self._read(self._wire)
+        chunk = self.read_arrived()
+        if self.is_read:
+            return chunk
+        if self._pacer is None:
+            self._pacer = Pacer()
+            if (self._head.length or whole_bytes + 1) <= whole_bytes:
+                return chunk + await self.read_whole(whole_bytes, "the answer")
+        return chunk or await self._wait()
 
-    async def chunks_for_client(self) -> AsyncIterator[bytes]:
+    async def _wait(self) -> bytes:
+        """Wait for the next bytes of the body; empty at its end. Raises `GatewayError`."""
+        arriving = self._arriving
+        self._deadlines.enter("idle")
+        try:
+            while not (chunk := self.read_arrived()) and not self.is_read:
+                if not arriving.unread_bytes:
+                    await arriving.change()
+        except NotHttpError as error:
+            raise self._malformed(f"does not speak HTTP: {error}") from None
+        except LostError:
+            raise self._lost() from None
+        return chunk
+
+    async def chunks_for_client(self, chunk: bytes = b"") -> AsyncIterator[bytes]:
         """The body as it arrives, for a caller that hands each chunk to the client before it reads the next.
 
-        If `timeouts.total` is over while the client takes a chunk, the client is to blame and not the backend.
+        *chunk*, if any, was read before. If `timeouts.total` is over while the client takes a chunk, the client is to
+        blame and not the backend.
         """
-        while chunk := await self.next():
+        while chunk or (chunk := await self.next()):
             self._deadlines.enter("client")
             yield chunk
             self._deadlines.enter("gateway")  # the gateway's own turn may come later
+            chunk = b""
 
     async def read_whole(self, max_bytes: int, what: str) -> bytes:
         """Read the whole body. Raises `GatewayError`, also if it has more than *max_bytes*.
@@ -222,48 +243,7 @@ class Answer:
             text += chunk[: max_bytes - len(text)]
         return bytes(text)
 
-    def take_arrived(self, max_bytes: int) -> bytes | None:
-        """The whole body if it has arrived, has at most *max_bytes*, and nothing of it was read; else None."""
-        if self._wire is None or self.is_read:
-            return None
-        whole = self._arriving.take_arrived(max_bytes)
-        if whole is not None:
-            self._deadlines.enter("gateway")
-            self._end()
-            self._count(len(whole))
-        return whole
-
-    async def _read(self, wire: Wire) -> bytes:
-        self._deadlines.enter("idle")
-        try:
-            chunk = await self._arriving.read_body()
-        except NotHttpError as error:
-            raise self._malformed(f"does not speak HTTP: {error}") from None
-        except LostError:
-            raise self._lost() from None
-        self._deadlines.enter("gateway")
-        self._count(len(chunk))
-        if self._arriving.is_read:
-            if self._arriving.ends_with_connection and wire.was_reset:
-                raise self._lost()  # only the end of the stream completes such a body, and not a reset
-            self._end()
-        return chunk
-
-    def _count(self, n_bytes: int, n_announced: int = 0) -> None:
-        """Count *n_bytes* of the body. Raises `GatewayError` if these, or *n_announced*, exceed the `limit`."""
-        attempt = self._attempt
-        attempt.response_bytes += n_bytes
-        if self._limit is not None and max(attempt.response_bytes, n_announced) > self._limit[0]:
-            max_bytes, name = self._limit
-            raise self._malformed(f"answered with a body larger than {name}, {max_bytes} bytes")
-
     # The end
-
-    def _end(self) -> None:
-        """Note that the answer was read to its end. If its content is still to be judged, `approve` ends it."""
-        self.is_read = True
-        if not self._request.is_read_whole:
-            self.approve()
 
     def approve(self) -> None:
         """Accept the answer as one to this request: if it was read to its end, the connection is kept.

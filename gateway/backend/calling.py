@@ -220,14 +220,14 @@ class Call(Generic[T]):
             wire = None
             # an upload cannot be read again from the client, so it does not risk a kept connection, which may have died
             if request.body.can_be_repeated and not self._was_replaced:
-                wire = connections.take_idle(state, attempt.started_s)
+                wire = connections.take_idle(state, attempt.started_s, request.method, first_bytes)
             if wire is None:
-                wire = await connections.take_new(state)
+                wire = await connections.take_new(state, request.method, first_bytes)
             attempt.connection = "reused" if wire.is_reused else "new"
             self._has_slot = False  # the slot belongs to the connection now
             self._answer = answer = Answer(request, connections, wire, deadlines, attempt)
             try:
-                await answer.begin(first_bytes)
+                await answer.begin()
                 return answer
             except StaleConnectionError:
                 deadlines.enter("total")  # connecting does not count in `first_byte`

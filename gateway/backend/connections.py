@@ -89,7 +89,7 @@ class Connections:
 
     def take_slot(self) -> bool:
         """Take a slot; False if none is free. A connection must be taken then, or `release_slot` called."""
-        if self.is_full:
+        if self._in_use >= self._limits.max_connections:
             return False
         self._in_use += 1
         return True
@@ -119,7 +119,8 @@ class Connections:
     def release_slot(self) -> None:
         """Give up a slot; the request that has waited longest gets it."""
         self._in_use -= 1
-        self._admit_waiters()
+        if self._waiters:
+            self._admit_waiters()
 
     def _admit_waiters(self) -> None:
         while self._waiters and self._in_use < self._limits.max_connections:
@@ -133,23 +134,23 @@ class Connections:
         words = f"backend {self.backend!r}: {in_use}, {reason}"
         return GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False)
 
-    def take_idle(self, state: EndpointState, now_s: float) -> Wire | None:
-        """A kept connection to an endpoint for the holder of a slot, which goes with it; None if there is none.
+    def take_idle(self, state: EndpointState, now_s: float, method: str, first_bytes: bytes) -> Wire | None:
+        """A kept connection to an endpoint, on which a request has begun (`Wire.begin`); None if there is none.
 
-        Of the connections that are usable *now_s* (by the event loop's clock) it is the one used last. The kernel has
-        been asked at this moment whether bytes have come on it, so the request must be written at once.
+        It goes to the holder of a slot, and the slot with it. Of the connections that are usable *now_s* (by the event
+        loop's clock) it is the one used last.
         """
         idle = state.idle
         while idle:
             wire = idle.pop()
-            if now_s - wire.idle_since < self._limits.keep_alive_s and wire.is_usable():
+            if now_s - wire.idle_since < self._limits.keep_alive_s and wire.begin(method, first_bytes):
                 state.busy += 1
                 return wire
             wire.abort()
         return None
 
-    async def take_new(self, state: EndpointState) -> Wire:
-        """A new connection to an endpoint for the holder of a slot, which goes with it.
+    async def take_new(self, state: EndpointState, method: str, first_bytes: bytes) -> Wire:
+        """A new connection to an endpoint, on which a request has begun, for the holder of a slot, which goes with it.
 
         Raises `GatewayError` UNREACHABLE, or OVERLOADED if this machine is at its limits; the holder then still has
         the slot.
@@ -162,6 +163,7 @@ class Connections:
         wire = await self.connect(endpoint)
         wire.endpoint, wire.state = endpoint, state
         state.busy += 1
+        wire.begin(method, first_bytes)
         return wire
 
     async def connect(self, endpoint: Endpoint) -> Wire:

@@ -177,8 +177,9 @@ class Asker:
         certificate = (wire.transport and wire.transport.get_extra_info("peercert")) or {}
         began_s = clock.time()
         try:
-            answer = wire.begin(method)
-            wire.send_first("\r\n".join([*lines, "", ""]).encode() + body)
+            wire.begin(method, "\r\n".join([*lines, "", ""]).encode() + body)
+            answer = wire.answer
+            assert answer is not None
             head = await answer.read_head()
             received = bytearray()
             while len(received) < self.max_bytes and (chunk := await answer.read_body()):

@@ -1,6 +1,6 @@
 """One connection to an endpoint: bytes out, an answer in, and how it ends.
 
-A connection is in one of these states, which follow from `Wire._answer` and `Wire.transport`:
+A connection is in one of these states, which follow from `Wire.answer` and `Wire.transport`:
 
     state        bytes that come                           leaves it
     CONNECTING   none                                      `connection_made`
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Wire(asyncio.Protocol):
     """A connection for one request at a time.
 
-    `begin` opens an exchange and returns the answer to read from; the request's bytes go out with `send`.
+    `begin` opens an exchange with the request's first bytes; the others go out with `send`, and `answer` comes in.
     Any byte between two exchanges closes the connection (docs/architecture.md, "Connections to backends").
     """
 
@@ -47,13 +47,14 @@ class Wire(asyncio.Protocol):
         self.endpoint: Endpoint | None = None
         self.state: EndpointState | None = None
         """The endpoint and its state, set when the connection is taken for a request."""
+        self.answer: ArrivingAnswer | None = None
+        """The answer of the exchange that is open."""
         self.idle_since = 0.0
         self.is_reused = False
         self.tls: TlsLayer | None = None
         """The TLS between this protocol and the socket; None if the endpoint does not speak TLS."""
         self._heads = Heads(loop, MAX_HEAD_BYTES, is_for_requests=False)
         self._witness = Witness(sock)
-        self._answer: ArrivingAnswer | None = None  # while an exchange is open
         self._is_discarded = False
         self._is_premature = False  # whether the backend sent bytes of this exchange before it had the request
         self._reset: BaseException | None = None
@@ -66,34 +67,37 @@ class Wire(asyncio.Protocol):
 
     # Between exchanges
 
-    def is_usable(self) -> bool:
-        """Whether an idle connection can carry another exchange: it is open, and no bytes have come on it."""
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return False
-        if self.tls is not None and not self.tls.is_at_rest:
-            return False  # bytes have left the kernel, and are not decrypted yet
-        return self._witness.is_quiet()
+    def begin(self, method: str, first_bytes: bytes) -> bool:
+        """Open an exchange for a request of *method*, and send its *first_bytes*; `answer` is its answer from then on.
 
-    def begin(self, method: str) -> ArrivingAnswer:
-        """Open an exchange for a request of *method*, and return its answer; `send_first` must follow at once."""
-        assert self.transport is not None
+        False if this is a used connection that has ended, or on which bytes have come: it carries no other request. The
+        kernel is asked immediately before the bytes leave, and again behind them.
+        """
+        transport, tls, witness = self.transport, self.tls, self._witness
+        assert transport is not None
+        answer = ArrivingAnswer(self._loop, transport, self._heads, method, at_once=tls is None)
+        is_at_rest = tls is None or tls.is_at_rest  # if not, bytes have left the kernel, and are not decrypted yet
+        if not (witness.is_quiet() and is_at_rest and not transport.is_closing()) and self.is_reused:
+            return False
+        self.answer = answer
         self._is_premature = False
-        self._witness.begin(is_reused=self.is_reused)
-        at_once = self.tls is None
-        self._answer = answer = ArrivingAnswer(self._loop, self.transport, self._heads, method, at_once=at_once)
-        return answer
+        transport.write(first_bytes)
+        if self.is_reused and witness.was_crossed():
+            self._is_premature = True
+            self._discard()
+        return True
 
     def end(self) -> bool:
         """Close the exchange. True if another may follow: all is sent, all is read, and no more bytes have come.
 
         The connection is idle from then on.
         """
-        transport, answer = self.transport, self._answer
+        transport, answer = self.transport, self.answer
         if (
             transport is None
             or answer is None
-            or answer.is_last()
+            or answer.is_last
+            or answer.has_surplus
             or not answer.is_read
             or self._is_discarded
             or transport.is_closing()
@@ -101,7 +105,7 @@ class Wire(asyncio.Protocol):
             or (self.tls is not None and not self.tls.is_at_rest)
         ):
             return False
-        self._answer = None
+        self.answer = None
         self.idle_since = self._loop.time()
         self.is_reused = True
         return True
@@ -111,25 +115,7 @@ class Wire(asyncio.Protocol):
     @property
     def received_bytes(self) -> int:
         """How many bytes have come in this exchange."""
-        return 0 if self._answer is None else self._answer.received_bytes
-
-    def send_first(self, data: bytes) -> None:
-        """Hand the request's first bytes to the connection. Raises `LostError`.
-
-        On a used connection the kernel is asked whether bytes came before these bytes left; if so, `LostError`, too.
-        """
-        if not self.is_reused:
-            self.send(data)
-            return
-        witness = self._witness
-        if self.transport is None or witness.has_unread():
-            self._discard()
-            raise LostError
-        self.send(data)
-        if self.transport is not None and witness.was_crossed():
-            self._is_premature = True
-            self._discard()
-            raise LostError
+        return 0 if self.answer is None else self.answer.received_bytes
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Hand *data* to the connection; `drain` waits until there is room for more. Raises `LostError`."""
@@ -146,18 +132,9 @@ class Wire(asyncio.Protocol):
         if self.transport is None:
             raise LostError
 
-    @property
-    def was_reset(self) -> bool:
-        """Whether the connection ended otherwise than by the end of the backend's stream.
-
-        With TLS a stream that ends without `close_notify` may have been cut by somebody in between (RFC 9112 section
-        9.8).
-        """
-        return self._reset is not None or (self.tls is not None and not self.tls.has_ended)
-
     def data_received(self, data: bytes) -> None:
         """Give *data* to the answer. Bytes that come while no exchange is open close the connection."""
-        answer = self._answer
+        answer = self.answer
         if answer is None:
             self._discard()
             return
@@ -196,19 +173,20 @@ class Wire(asyncio.Protocol):
         if self.tls is None:
             self.socket_closes(exc)
         self.transport = None
-        if self._answer is not None:
-            self._answer.lose()
+        if self.answer is not None:
+            # with TLS a stream that ends without `close_notify` may have been cut in between (RFC 9112 section 9.8)
+            self.answer.lose(was_reset=self._reset is not None or (self.tls is not None and not self.tls.has_ended))
         self.resume_writing()  # a `drain` that waits for room raises `LostError` now
         self._on_lost(self)
 
     def socket_closes(self, exc: BaseException | None) -> None:
         """Called before the socket closes, and with TLS before `connection_lost`: the last look at the kernel."""
         self._reset = exc
-        if self._answer is None or self.transport is None:
+        if self.answer is None or self.transport is None:
             return
-        self._answer.wakes_at_once = False  # the reader goes on after the connection is closed
+        self.answer.wakes_at_once = False  # the reader goes on after the connection is closed
         if isinstance(exc, ConnectionError):
-            has_ended = self._read_what_has_come(self._answer, self.transport)
+            has_ended = self._read_what_has_come(self.answer, self.transport)
             if has_ended and isinstance(exc, BrokenPipeError):  # after any other error a read returns nothing, too
                 self._reset = None
         self._witness.end()
@@ -241,8 +219,8 @@ class Wire(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once. A reader of the answer gets `LostError`."""
-        if self._answer is not None:
-            self._answer.cut()
+        if self.answer is not None:
+            self.answer.cut()
         if self.transport is not None:
             self.transport.abort()
 

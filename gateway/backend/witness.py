@@ -11,16 +11,14 @@ import socket
 from gateway.sockets import ACKED, ESTABLISHED, RECEIVED, SENT, STATE, TcpCounters, Watched
 
 
-class Witness:
+class Witness(Watched):
     """Watches the exchanges of one connection, one after the other."""
 
-    __slots__ = ("_after", "_before", "_is_acknowledged", "_socket", "has_unread", "received_bytes")
+    __slots__ = ("_after", "_before", "_is_acknowledged", "received_bytes")
 
     def __init__(self, sock: socket.socket) -> None:
         """*sock* is the connection's socket, and must be open."""
-        self._socket = Watched(sock)
-        self.has_unread = self._socket.has_unread
-        """Returns something true if bytes, or the end of the stream, have arrived and were not read yet."""
+        super().__init__(sock)
         self.received_bytes = 0
         """The bytes read since the connection was opened, without the framing of TLS; the reader counts them here."""
         self._before: TcpCounters | None = None  # before any byte of the request left
@@ -28,22 +26,17 @@ class Witness:
         self._is_acknowledged = False  # whether `was_crossed` has seen an acknowledgement of the request
 
     def is_quiet(self) -> bool:
-        """Whether nothing has come on an idle connection, neither bytes nor the end of the stream.
+        """Note the counters before a request. Whether nothing has come, neither bytes nor the end of the stream.
 
         The kernel is asked, because bytes may have arrived since the event loop last looked. With TLS they might be a
         session ticket, but servers send tickets before their first answer.
         """
-        self._before = now = self._socket.counters()
+        self._after = None
+        self._is_acknowledged = False
+        self._before = now = self.counters()
         if now is not None and now[RECEIVED] == self.received_bytes and now[STATE] == ESTABLISHED:
             return True  # all that arrived was read; with TLS the counts differ, and the next line decides
         return not self.has_unread()
-
-    def begin(self, *, is_reused: bool) -> None:
-        """Note the counters before a request; on a connection that *is_reused*, `is_quiet` has just noted them."""
-        self._after = None
-        self._is_acknowledged = False
-        if not is_reused:
-            self._before = self._socket.counters()
 
     def was_crossed(self) -> bool:
         """Whether bytes have arrived while the request left that cannot be an answer: they acknowledge nothing of it.
@@ -52,7 +45,7 @@ class Witness:
         """
         if self._before is None or not self.has_unread():
             return False
-        now = self._socket.counters()
+        now = self.counters()
         if now is None or now[RECEIVED] == self._before[RECEIVED]:
             return False
         self._is_acknowledged = now[ACKED] != self._before[ACKED]
@@ -66,12 +59,12 @@ class Witness:
         """
         if self._before is None or self._is_acknowledged:
             return False
-        now = self._socket.counters()
+        now = self.counters()
         return now is not None and now[ACKED] == self._before[ACKED]
 
     def end(self) -> None:
         """Note the counters before the socket closes."""
-        self._after = self._socket.counters()
+        self._after = self.counters()
 
     def is_unsent(self) -> bool:
         """Whether it is certain, after `end`, that no byte of the request has left this machine."""

@@ -4,6 +4,7 @@ Not here: which of these steps a request takes, and in which order (`inference`,
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -146,7 +147,8 @@ class Call:
         trace = self.exchange.trace
         if trace is not None:
             trace = self.backend.headers.trace(trace)
-        return BackendRequest(method, target, headers, body, trace=trace, **flags)
+        max_bytes = self.plan.limits.response_body if self.exchange.is_inference else math.inf
+        return BackendRequest(method, target, headers, body, trace=trace, max_answer_bytes=max_bytes, **flags)
 
     def send(self, asked: BackendRequest, read: Read[T], transcode: Transcode[T] | None = None) -> Awaitable[T]:
         """Send *asked* and *read* the answer, with retries as long as the reply has not begun.

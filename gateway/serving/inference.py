@@ -112,27 +112,23 @@ async def _decoded(call: Call, prepared: Prepared, request_body: memoryview, ans
     if answer.is_streamed:
         call.let_go(answer, *prepared.request.views, request_body, *(call.framing.blobs or ()))
     answer.refuse_encoded()
-    pacer, limit = exchange.response_codec, call.plan.limits.response_body
-    received = 0
+    pacer = exchange.response_codec
     whole = chunk = await answer.next(WHOLE_BYTES)
     if prepared.refresh is not None:
         await prepared.refresh()
     decoder = prepared.decoder()
     try:
         while chunk:
-            received += len(chunk)
-            if received > limit:
-                raise CodecError(f"larger than limits.response_body, {int(limit)} bytes")
             if answer.is_read:
                 break
             await pacer.run(decoder.feed(chunk))
             body.hold_answer(decoder.held_bytes)
             chunk = await answer.next(WHOLE_BYTES)
-        if not received:
+        if not whole:
             raise CodecError(f"{answer.status} without a body")
         answered = await pacer.run(decoder.finish(chunk))
     except CodecError as error:
-        find_other = prepared.other_decoder if answer.is_read and received == len(whole) else None
+        find_other = prepared.other_decoder if answer.is_read and chunk is whole else None
         other = await find_other(answer) if find_other is not None else None
         if other is None:
             raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error

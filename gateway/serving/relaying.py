@@ -172,7 +172,6 @@ async def pass_back(call: Call, held: Sequence[memoryview], answer: Answer) -> N
     if answer.status >= 300:
         raise await call.backend_error(answer)
     call.let_go(answer, *held)
-    answer.limit(int(call.plan.limits.response_body), "limits.response_body")
     text = answer.headers.get(_HEADER_LENGTH)
     if not _DIGITS.fullmatch(text):
         call.exchange.reply_format = Format.JSON
@@ -242,11 +241,12 @@ async def stream(call: Call, answer: Answer, headers: Fields | None = None) -> N
         return
     if headers is None:
         headers = relayed_to_client(answer.headers)
-    if whole := answer.take_arrived(JOIN_BYTES):
-        await reply.whole(answer.status, headers, (whole,))
+    arrived = answer.read_arrived()
+    if arrived and answer.is_read:
+        await reply.whole(answer.status, headers, (arrived,))
         return
     await reply.begin(answer.status, headers, answer.content_length)
-    async for chunk in answer.chunks_for_client():
+    async for chunk in answer.chunks_for_client(arrived):
         await reply.write(chunk)
     await reply.end()
 

@@ -124,9 +124,10 @@ async def listening(method: str) -> AsyncIterator[tuple[Wire, ArrivingAnswer]]:
     ours, theirs = socket.socketpair()
     loop = asyncio.get_running_loop()
     transport, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None, ours), sock=ours)
-    answer = wire.begin(method)
+    wire.begin(method, b"")
+    assert wire.answer is not None
     try:
-        yield wire, answer
+        yield wire, wire.answer
     finally:
         transport.abort()
         theirs.close()
@@ -135,7 +136,8 @@ async def listening(method: str) -> AsyncIterator[tuple[Wire, ArrivingAnswer]]:
 
 def should_close(wire: Wire) -> bool:
     """Whether a connection can carry no other exchange, as far as is known."""
-    return wire._is_discarded or (wire._answer is not None and wire._answer.is_last())
+    answer = wire.answer
+    return wire._is_discarded or (answer is not None and (answer.is_last or answer.has_surplus))
 
 
 class Ending(enum.Enum):

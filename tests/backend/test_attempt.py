@@ -420,26 +420,23 @@ async def test_an_upload_that_breaks_while_the_answer_comes_gives_its_own_error(
 
 
 @pytest.mark.parametrize(
-    ("answer", "max_bytes", "expected"),
+    ("answer", "expected", "is_all"),
     [
-        (ANSWER, 2, b"ok"),
-        (ANSWER, 1, None),
-        (ANSWER[:-1], 2, None),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n", 2, b"ok"),
-        (b"HTTP/1.1 200 OK\r\n\r\nok", 2, None),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 0, b""),
+        (ANSWER, b"ok", True),
+        (ANSWER[:-1], b"o", False),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n", b"ok", True),
+        (b"HTTP/1.1 200 OK\r\n\r\nok", b"ok", False),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b"", True),
     ],
-    ids=["whole", "longer", "not to its end", "chunked", "without length", "none"],
+    ids=["whole", "not to its end", "chunked", "without length", "none"],
 )
-async def test_a_body_that_has_arrived_is_taken_at_once(answer: bytes, max_bytes: int, expected: bytes | None) -> None:
+async def test_a_body_that_has_arrived_is_read_at_once(answer: bytes, expected: bytes, is_all: bool) -> None:
     async with calling("keep_alive: 1m") as (backend, upstream):
         (state,) = upstream.endpoints.states
-        taken: list[bytes | None] = []
-        counts: list[tuple[int, int]] = []
+        seen: list[tuple[bytes, bool, tuple[int, int]]] = []
 
         async def read(answer: Answer) -> None:
-            taken.append(answer.take_arrived(max_bytes))
-            counts.append(busy_and_idle(state))
+            seen.append((answer.read_arrived(), answer.is_read, busy_and_idle(state)))
 
         attempts: list[Attempt] = []
         asked = asyncio.ensure_future(upstream.call(BackendRequest("GET", "/x", [], Body()), attempts, read))
@@ -447,10 +444,9 @@ async def test_a_body_that_has_arrived_is_taken_at_once(answer: bytes, max_bytes
         await backend.read_request(connection)
         await asyncio.get_running_loop().sock_sendall(connection, answer)
         await asked
-        assert taken == [expected]
-        # the connection was given up, as where it is read to its end
-        assert counts == [(1, 0) if expected is None else (0, 1)]
-        assert attempts[0].response_bytes == len(expected or b"")
+        # a connection is given up when the answer is read to its end
+        assert seen == [(expected, is_all, (0, 1) if is_all else (1, 0))]
+        assert attempts[0].response_bytes == len(expected)
 
 
 FIELDS = [("X-A", "1"), ("x-b", "\udce9"), ("X-A", "2")]
@@ -716,7 +712,7 @@ async def test_a_connection_is_kept_only_when_the_answer_that_came_over_it_was_f
         (state,) = upstream.endpoints.states
 
         async def read(answer: Answer) -> None:
-            text = answer.take_arrived(10) if is_taken else await read_whole(answer)
+            text = answer.read_arrived() if is_taken else await read_whole(answer)
             assert text == b"ok"
             assert busy_and_idle(state) == (1, 0)  # still its own
             assert await read_whole(answer) == b""
@@ -737,8 +733,8 @@ async def test_a_connection_is_kept_only_when_the_answer_that_came_over_it_was_f
 async def test_what_comes_behind_an_answer_while_it_is_judged_ends_its_connection() -> None:
     async with calling("keep_alive: 1m") as (backend, upstream):
 
-        async def read(answer: Answer) -> bytes | None:
-            text = answer.take_arrived(10)
+        async def read(answer: Answer) -> bytes:
+            text = answer.read_arrived()
             await asyncio.get_running_loop().sock_sendall(connection, ANSWER)
             await turns()
             return text

@@ -19,6 +19,8 @@ from gateway.exchange import Attempt
 from tests.backend.sockets import ANSWER, Backend, ask, busy_and_idle, read_whole, upstream_to, whole
 from tests.backend.waiting import turns
 
+QUESTION = "GET", b"GET / HTTP/1.1\r\n\r\n"
+
 
 @asynccontextmanager
 async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connections, EndpointState]]:
@@ -41,8 +43,8 @@ async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connecti
 async def take(connections: Connections, state: EndpointState, *, fresh: bool = False) -> Wire:
     await connections.wait_for_slot()
     try:
-        wire = None if fresh else connections.take_idle(state, asyncio.get_running_loop().time())
-        return await connections.take_new(state) if wire is None else wire
+        wire = None if fresh else connections.take_idle(state, asyncio.get_running_loop().time(), *QUESTION)
+        return await connections.take_new(state, *QUESTION) if wire is None else wire
     except BaseException:
         connections.release_slot()
         raise
@@ -56,9 +58,9 @@ def close(connections: Connections, *taken: Wire) -> None:
 
 
 async def be_answered(backend: Backend, wire: Wire) -> None:
-    """A request and its answer over a new connection."""
-    answer = wire.begin("GET")
-    wire.send_first(b"GET / HTTP/1.1\r\n\r\n")
+    """The answer to the request on a new connection."""
+    answer = wire.answer
+    assert answer is not None
     await backend.serve_once(await backend.accept())
     assert (await answer.read_body(), await answer.read_body()) == (b"ok", b"")
 
@@ -207,7 +209,7 @@ async def test_an_answer_that_gave_its_connection_back_cannot_reach_it_any_more(
         assert busy_and_idle(state) == (1, 0)
         answers[0].approve()
         assert not answers[0].abandon()
-        assert (answers[0].take_arrived(10), await answers[0].next()) == (None, b"")
+        assert (answers[0].read_arrived(), await answers[0].next()) == (b"", b"")
         assert busy_and_idle(state) == (1, 0)
         await asyncio.get_running_loop().sock_sendall(backend.connections[0], ANSWER)
         assert await asked == b"ok"
@@ -269,7 +271,7 @@ async def test_a_connection_that_was_idle_too_long_is_not_used_even_if_nobody_sw
     async with pool("keep_alive: 1m") as (backend, upstream, connections, state):
         await exchange(backend, upstream)
         assert busy_and_idle(state) == (0, 1)
-        assert connections.take_idle(state, asyncio.get_running_loop().time() + 61) is None
+        assert connections.take_idle(state, asyncio.get_running_loop().time() + 61, *QUESTION) is None
         assert busy_and_idle(state) == (0, 0)
 
 

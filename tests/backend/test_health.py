@@ -366,7 +366,7 @@ async def test_probes_take_no_place_and_are_no_requests() -> None:
     async with serving() as server, probing(server.url, settings) as (upstream, state):
         connections = upstream.connections
         await connections.wait_for_slot()
-        wire = await connections.take_new(state)
+        wire = await connections.take_new(state, "GET", b"")
         await server.answers(5)
         assert state.is_up
         assert state.in_flight == 0

@@ -24,19 +24,21 @@ def work() -> None:
 
 
 class Arrived:
-    """An answer that is all there: reading it takes long and never waits."""
+    """An answer whose body is all there from the second look on: reading it takes long and never waits."""
 
-    is_read = ends_with_connection = False
+    is_read = False
+    unread_bytes = 0
 
     def __init__(self) -> None:
         self.left = N_CHUNKS
 
-    def take_arrived(self, max_bytes: int) -> None:
-        return None
-
-    async def read_body(self) -> bytes:
+    def read_arrived(self) -> bytes:
+        if not self.unread_bytes:
+            self.unread_bytes = N_CHUNKS
+            return b""
         work()
         self.left -= 1
+        self.is_read = self.left < 0
         return b"x" if self.left >= 0 else b""
 
 
