@@ -172,8 +172,8 @@ async def test_a_gateway_is_recognized_at_all_of_its_listeners(server: JsonServe
         ("grpc://x:8001", "not of its gRPC port"),
         ("http://user:secret@x", "without user, query and fragment"),
         ("http://x:99999", "expected a URL of scheme, host and port"),
-        ("http://[::1:8000", "http://[::1:8000: not a URL, such as http://127.0.0.1:8000"),
-        ("", "expected the URL of a server, such as http://127.0.0.1:8000"),
+        ("http://[::1:8000", "expected a URL of scheme, host and port"),
+        ("", "expected a URL of scheme, host and port, such as http://127.0.0.1:8000"),
     ],
 )
 def test_what_is_no_url_of_a_server_is_said_as_check_says_it(url: str, words: str) -> None:
@@ -352,7 +352,7 @@ async def test_a_server_that_knows_the_credentials_may_not_allow_them() -> None:
         ("https://x", ["--ca", "nothing.pem"], "nothing.pem: cannot be read: No such file"),
         ("https://x", ["--key", "key.pem"], "tls.key: expected together with `certificate`, which is missing"),
         ("https://x", ["--server-name", "a b"], "tls.server_name: expected the name of a host"),
-        ("http://me:s3cret@x", [], "without user, query and fragment (credentials go to --header)"),
+        ("http://me:s3cret@x", [], "without user, query and fragment (credentials go to `headers.set`)"),
     ],
 )
 def test_what_is_wrong_with_an_option_is_said_with_its_name(url: str, options: list[str], words: str) -> None:

@@ -67,7 +67,7 @@ _BINARY = f", and says that it has {EXTENSION}: with `binary: auto` inferences p
 
 _MORE = "`tensor-gateway doctor URL` tells more"
 
-SPEAKS_TLS = "it speaks TLS there: write https:// in the endpoint"
+_SPEAKS_TLS = "it speaks TLS there: write https:// in the endpoint"
 
 _CLIENT_CERTIFICATE = "set `tls.certificate` and `tls.key` to one that it accepts"
 
@@ -135,8 +135,7 @@ async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
         return Finding(BAD, f"{await why_no_answer(endpoint, error)}{until_then}")
     if backend.dialect == TEMPLATE:
         return Finding(GOOD, f"answers HTTP ({answer.status_line})")
-    says = f"answers GET {endpoint.base_path}/v2 with {answer.status_line}"
-    said = Said("", answers=says)
+    said = Said("", answers=_said(endpoint, answer))
     with suppress(NoAnswerError):
         # a server of KServe's V1 protocol may say V2 of itself
         said = await (ask_other_dialect(get) if backend.dialect in _AS else said_after(answer, get))
@@ -144,12 +143,11 @@ async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
         who = said.title or f"a server with `dialect: {said.dialect}`"
         return Finding(GOOD, f"{who} answers{_BINARY if said.is_binary else ''}")
     if said.dialect:
-        return Finding(BAD, f"{says}, and otherwise as {_AS[said.dialect]}: set `dialect: {said.dialect}`; {_MORE}")
-    if finding := judge(answer, says):
-        return finding
-    if answer.status == 400 and await speaks_tls(endpoint):
-        return Finding(BAD, SPEAKS_TLS)
-    return Finding(BAD, f"{said.answers}: {_UNKNOWN}; {_MORE}")
+        return Finding(
+            BAD,
+            f"{_said(endpoint, answer)}, and otherwise as {_AS[said.dialect]}: set `dialect: {said.dialect}`; {_MORE}",
+        )
+    return await judge(endpoint, answer) or Finding(BAD, f"{said.answers}: {_UNKNOWN}; {_MORE}")
 
 
 # Why there is no answer
@@ -168,8 +166,8 @@ async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
                 "this is a gRPC port, and the gateway needs the server's HTTP port: of Triton 8000 instead of 8001, of "
                 "MLServer 8080 instead of 8081"
             )
-        if await speaks_tls(endpoint):
-            return SPEAKS_TLS
+        if await _speaks_tls(endpoint):
+            return _SPEAKS_TLS
     if error.kind is ErrorKind.MALFORMED_RESPONSE:
         return f"GET {path}: {error.why}"
     closed = f"it closed the connection without an answer to GET {path}"
@@ -188,7 +186,7 @@ async def _speaks_http2(endpoint: Endpoint) -> bool:
     return head[3:4] == bytes((_SETTINGS,)) and not any(head[5:])
 
 
-async def speaks_tls(endpoint: Endpoint) -> bool:
+async def _speaks_tls(endpoint: Endpoint) -> bool:
     """Whether the server answers the beginning of a TLS handshake, even if only with an alert."""
     hello = ssl.MemoryBIO()
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), hello, server_hostname=endpoint.name)
@@ -229,11 +227,9 @@ _SIGNS: tuple[tuple[int, int, bytes, int, str], ...] = (
 level, the words. The first row that fits counts."""
 
 
-def judge(answer: Answer, says: str) -> Finding | None:
-    """The finding by *answer* to `GET /v2` alone, which has no metadata; None if it tells nothing.
-
-    *says* repeats question and answer.
-    """
+async def judge(endpoint: Endpoint, answer: Answer) -> Finding | None:
+    """The finding by *answer* to `GET /v2` alone, which has no metadata; None if it tells nothing."""
+    says = _said(endpoint, answer)
     if answer.needs_credentials:
         return Finding(GOOD, f"answers, and needs credentials ({answer.status_line}): clients send theirs")
     if answer.is_html and answer.status == 200:
@@ -242,4 +238,9 @@ def judge(answer: Answer, says: str) -> Finding | None:
     for lowest, highest, sign, level, words in _SIGNS:
         if lowest <= answer.status <= highest and sign in answer.body:
             return Finding(level, words.format(says=says, location=shortened(location)))
-    return None
+    is_of_tls = answer.status == 400 and endpoint.tls is None and await _speaks_tls(endpoint)
+    return Finding(BAD, _SPEAKS_TLS) if is_of_tls else None
+
+
+def _said(endpoint: Endpoint, answer: Answer) -> str:
+    return f"answers GET {endpoint.base_path}/v2 with {answer.status_line}"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Endpoint, Said
-from gateway.backend.first_look import BAD, SPEAKS_TLS, judge, resolved, speaks_tls, why_no_answer
+from gateway.backend.first_look import BAD, judge, resolved, why_no_answer
 from gateway.backend.questions import (
     MLFLOW,
     TENSORFLOW,
@@ -25,13 +25,11 @@ from gateway.backend.questions import (
 )
 from gateway.backend.resolving import at_addresses
 from gateway.certificates import expiry_of
-from gateway.config import for_backend
 from gateway.config.values import first_of, nearest, shortened
 from gateway.doctor.asking import ASK_S, Asker
 from gateway.doctor.model import Model
 from gateway.doctor.report import ProblemError, Report
-from gateway.errors import ConfigError, ErrorKind
-from gateway.policy.paths import find_path_fault
+from gateway.errors import ErrorKind
 
 EXPIRES_SOON_DAYS = 30
 """A certificate that expires within this time is pointed out."""
@@ -48,8 +46,10 @@ TORCHSERVE = "TorchServe"
 THE_MODEL = "model"
 """What the only model of a server is called that gives it no name."""
 
-_OF_A_SERVER = re.compile(r"(?P<base>.*?)/(?:v2(?=/|$)|v1/models(?=/|$)|invocations$|ping$|predictions(?=/|$)).*")
-"""A URL's path that ends with a path of some protocol; `base` is the part before it, where the server is."""
+_URL = re.compile(
+    r"((?:[^/]*//[^/]*)?.*?)(/(?:v2(?=/|$)|v1/models(?=/|$)|invocations$|ping$|predictions(?=/|$)).*)?", re.DOTALL
+)
+"""The URL of a server, and the end of its path if it belongs to some protocol."""
 
 _MODEL = re.compile(r"/v[12]/models/([^/:]+)")
 
@@ -87,23 +87,11 @@ class Meant(NamedTuple):
 
 
 def meant_by(url: str) -> Meant:
-    """The meaning of *url*. Raises `ConfigError` if it is not a server's URL."""
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-    except ValueError:
-        raise ConfigError(f"{shortened(url)}: not a URL, such as http://127.0.0.1:8000") from None
-    if not parts.netloc:
-        raise ConfigError("expected the URL of a server, such as http://127.0.0.1:8000")
-    match = _OF_A_SERVER.fullmatch(parts.path)
-    model = _MODEL.search(parts.path)
-    base = match["base"] if match else parts.path
-    meant = parts._replace(path=base).geturl().rstrip("/")
-    try:
-        for_backend(meant, "127.0.0.1:0", "127.0.0.1:0")
-    except ConfigError as error:
-        reason = str(error).partition(": ")[2].replace("`headers.set`", "--header")
-        raise ConfigError(f"{shortened(url)}: {reason}") from None
-    return Meant(meant, unquote(model[1]) if model else "", parts.path[len(base) :] if match else "")
+    """The meaning of *url*."""
+    match = _URL.fullmatch(url if "://" in url else f"http://{url}")
+    base, end = match.groups(default="") if match is not None else (url, "")
+    model = _MODEL.search(end)
+    return Meant(base.rstrip("/"), unquote(model[1]) if model else "", end)
 
 
 # The way to it
@@ -155,13 +143,11 @@ async def _judge(asker: Asker, answer: Answer) -> None:
     """Raise `ProblemError` if *answer* to `GET /v2` comes from what can be no inference server."""
     with suppress(NoAnswerError):
         refusal = await asker.get(_REFUSED_BY_A_GATEWAY)
-        if refusal.status == 400 and str(find_path_fault(_REFUSED_BY_A_GATEWAY)) in refusal.words:
+        if refusal.headers.get("proxy-status", "").startswith("tensor-gateway"):
             raise ProblemError("this is a tensor-gateway: name the inference server behind it")
     if unauthorized := asker.why_unauthorized(answer):
         raise ProblemError(unauthorized)
-    if answer.status == 400 and asker.endpoint.tls is None and await speaks_tls(asker.endpoint):
-        raise ProblemError(SPEAKS_TLS)
-    finding = judge(answer, f"it answers GET {asker.endpoint.base_path}/v2 with {answer.status_line}")
+    finding = await judge(asker.endpoint, answer)
     if finding is not None and finding.level is BAD:
         raise ProblemError(finding.words)
 
