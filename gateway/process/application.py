@@ -11,7 +11,6 @@ from gateway.app import DataPlane, new_name, require_usable_files
 from gateway.config import Config
 from gateway.process.admin import AdminListener
 from gateway.process.descriptors import fit
-from gateway.process.problems import Death
 from gateway.process.reload import keep_fixed
 from gateway.process.status import Status, status_of
 from gateway.serving.gateway import Gateway
@@ -36,7 +35,6 @@ class Application:
         self.grpc_urls: list[str] = []
         """The URLs for gRPC; empty if it is not configured."""
         self.admin_url = ""
-        self._last_death: Death | None = None
         self._admin = AdminListener(
             config.admin, lambda: self.config, self._exposition, self._not_ready, self._status, self.stalled
         )
@@ -113,4 +111,4 @@ class Application:
 
     def _status(self) -> Status:
         urls = {"listen": self.listen_url, "admin": self.admin_url, "grpc": self.grpc_urls}
-        return status_of(self.config, urls, self._readings(), self.metrics, self._not_ready(), self._last_death)
+        return status_of(self.config, urls, self._readings(), self.metrics, self._not_ready())

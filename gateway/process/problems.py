@@ -6,7 +6,7 @@ answers this. Not here: the data (`status`).
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,37 +14,17 @@ from gateway.telemetry.access_log import Line
 from gateway.telemetry.metrics import Reload
 from gateway.telemetry.reading import Certificate
 
-NEARLY_FULL = 0.9
-"""The share of a limit from which on its use is a problem."""
-
 MANY_FAIL = 0.01
 """The share of failed requests from which on they are a problem, and not merely mentioned."""
 
 MOST_FAIL = 0.5
-"""The share of failed requests from which on a backend does not work, or its clients do not."""
+"""The share of failed requests from which on a backend does not work."""
 
 EXPIRES_SOON_S = 14 * 24 * 3600.0
 """How long before its end a certificate is a problem."""
 
-DEATH_SHOWN_S = 600.0
-"""How long the death of a worker is shown as a problem."""
-
 Severity = Literal["critical", "warning", "notice"]
 _SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "notice")
-
-_LIMITS = {
-    "requests": ("limits.concurrent_requests", "requests in flight"),
-    "body_bytes": ("limits.in_flight_bytes", "bytes in flight"),
-    "connections": ("limits.connections", "connections of clients"),
-}
-
-
-class Death(NamedTuple):
-    """A worker that ended without having been told to."""
-
-    pid: int
-    code: int
-    at_s: float
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -60,34 +40,25 @@ class Problem(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def problems_of(status: Mapping[str, Any], not_ready: str | None, death: Death | None) -> dict[str, Any]:
+def problems_of(status: Mapping[str, Any], not_ready: str | None) -> dict[str, Any]:
     """The `problems` in *status*, the worst first; the `state`, `ok` or the worst severity; the `headline`."""
     backends, failures, all_ = status["backends"], status["failures"], status["last_minute"]["all"]
     problems = [
-        *_process_problems(status, not_ready, death),
         *chain.from_iterable(_backend_problems(backend, failures) for backend in backends),
         *_failed(all_, "gateway", "The gateway failed or refused {}", failures),
         *_failed(all_, "client", "Clients caused the failure of {}", failures, "notice"),
-        *_limit_problems(status["in_flight"]),
         *_reload_problems(status["reload"]),
         *_certificate_problems(status["certificates"], status["now_s"]),
     ]
+    if not_ready is not None and not not_ready.startswith("no backend"):  # the backends have lines of their own
+        severity: Severity = "warning" if status["workers"] else "critical"
+        problems.insert(0, Problem(severity, "gateway", f"Not ready: {not_ready}"))
     problems.sort(key=lambda problem: _SEVERITIES.index(problem.severity))
     if problems and problems[0].severity != "notice":
         return {"problems": problems, "state": problems[0].severity, "headline": problems[0].text}
     is_known = all(backend["is_probed"] or backend["stats"]["requests"] for backend in backends)
     headline = "All backends answer" if is_known else "No backend is known to be down"
     return {"problems": problems, "state": "ok", "headline": headline}
-
-
-def _process_problems(status: Mapping[str, Any], not_ready: str | None, death: Death | None) -> Iterator[Problem]:
-    workers = status["workers"]
-    if not_ready is not None and not not_ready.startswith("no backend"):  # the backends have lines of their own
-        yield Problem("warning" if workers else "critical", "gateway", f"Not ready: {not_ready}")
-    if death is not None and status["now_s"] - death.at_s < DEATH_SHOWN_S:
-        text = f"Worker {death.pid} died with code {death.code}"
-        reason = "it has been replaced" if len(workers) == status["n_workers"] else "it is being replaced"
-        yield Problem("warning", "gateway", text, death.at_s, reason)
 
 
 def _backend_problems(backend: Mapping[str, Any], failures: Sequence[Line]) -> Iterator[Problem]:
@@ -101,9 +72,6 @@ def _backend_problems(backend: Mapping[str, Any], failures: Sequence[Line]) -> I
         yield Problem(severity, "backend", text, first["since_s"], first["reason"])
     own = [failure for failure in failures if failure["backend"] == name]
     yield from _failed(stats, "backend", f"{name}: {{}} failed", own)
-    # errors such as a model that the backend has lost: a few may be the clients' mistakes, a large share is not
-    if stats["blames"].get("client", 0) >= MOST_FAIL * stats["requests"]:
-        yield from _failed(stats, "client", f"{name}: {{}} failed because of clients", own, "warning")
 
 
 def _failed(
@@ -124,14 +92,6 @@ def _failed(
     reason = f"the last: {last['reason']}: {last['detail']}" if last is not None else ""
     many = words.format(f"{n_failed:,} of {n_requests:,} {'request' if n_requests == 1 else 'requests'}")
     yield Problem(severity, blame, f"{many} in the last minute", None, reason)
-
-
-def _limit_problems(in_flight: Mapping[str, Any]) -> Iterator[Problem]:
-    for name, (key, what) in _LIMITS.items():
-        level = in_flight[name]
-        if level.limit and level.used >= NEARLY_FULL * level.limit:
-            reason = f"{key}: {100 * level.used / level.limit:.0f} % in use"
-            yield Problem("warning", "gateway", f"The limit of {what} is nearly reached", None, reason)
 
 
 def _reload_problems(reload: Reload | None) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from typing import Any
 from gateway import __version__
 from gateway.config import Config, Route
 from gateway.exchange import PROTOCOLS
-from gateway.process.problems import Death, problems_of
+from gateway.process.problems import problems_of
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.reading import STARTED_S, Certificate, EndpointReading, Level, Reading
 from gateway.telemetry.recent import SLICE_S, Minute, Sums, stats
@@ -33,12 +33,11 @@ def status_of(
     readings: Sequence[Reading],
     metrics: Metrics,
     not_ready: str | None,
-    death: Death | None = None,
 ) -> Status:
     """The status of a gateway that serves by *config* at *urls*: `listen`, `admin` and the list `grpc`.
 
     *readings* are the last ones of its processes, and *metrics* has their counts. *not_ready* is why clients should not
-    come; *death* is the last death of a worker.
+    come.
     """
     minute = metrics.recent.minute()
     status = {
@@ -62,7 +61,7 @@ def status_of(
         "reload": metrics.last_reload,
         "certificates": _soonest(certificate for reading in readings for certificate in reading.certificates),
     }
-    return status | problems_of(status, not_ready, death)
+    return status | problems_of(status, not_ready)
 
 
 def _added(levels: Iterable[Level]) -> Level:

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -23,7 +22,6 @@ from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
 from gateway.process.application import Application
 from gateway.process.control import Channel, Done, Drain, Message, Report, Serve
-from gateway.process.problems import Death
 from gateway.telemetry.counting import Batch
 from gateway.telemetry.log_writer import change_logging
 from gateway.telemetry.reading import Reading
@@ -238,7 +236,6 @@ class Supervisor(Application):
             if self._is_draining:
                 return
             log.error("worker %d died with code %d; it is replaced", worker.pid, code)
-            self._last_death = Death(worker.pid, code, time.time())
             self.metrics.count_replaced()
             while True:
                 await asyncio.sleep(RESTART_S)
