@@ -75,7 +75,7 @@ def release(views: Iterable[memoryview]) -> bool:
     return True
 
 
-class Tensor(msgspec.Struct, frozen=True):
+class Tensor(msgspec.Struct):
     """A binary input: its blob is a view of the client's body."""
 
     name: str

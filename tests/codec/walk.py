@@ -74,9 +74,10 @@ def read_answer(
     """The reply to an answer that comes in *chunks*; by default every output is binary."""
     selection = OutputSelection(binary_by_default=True) if selection is None else selection
     answer = InferAnswer(selection, model=model, request_id=request_id, sent_id=sent_id, max_bytes=max_bytes)
-    for chunk in chunks:
+    *beginning, last = [*chunks] or [b""]
+    for chunk in beginning:
         exhaust(answer.feed(chunk))
-    return run(answer.finish())
+    return run(answer.finish(last))
 
 
 def one_output(data: str | bytes, datatype: str = "FP32", shape: str = "[1]", *, reversed_keys: bool = False) -> bytes:

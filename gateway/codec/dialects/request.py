@@ -15,7 +15,7 @@ from gateway.codec.inference import (
     count_text,
     label_of,
 )
-from gateway.codec.json.members import Members
+from gateway.codec.json.members import Members, restore_members
 from gateway.codec.json.sinks import pour
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import Kind, element_count
@@ -23,14 +23,13 @@ from gateway.codec.tensors.elements import check_elements, joined_blobs
 from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
+from gateway.codec.v2.declarations import declaration
 from gateway.codec.v2.messages import label_of_entry, text_of
 from gateway.codec.v2.request import CHECKED_TENSORS, check_finite
 from gateway.codec.v2.request_reading import (
     RequestReading,
     Reserve,
     announced,
-    check_names,
-    declared,
     id_of,
     reserve_nothing,
     select,
@@ -80,7 +79,6 @@ class DialectRequest(msgspec.Struct, frozen=True):
             if bytes((entry.get("parameters") or {}).get("classification", b"0")) not in _NO_CLASSES:
                 label = label_of_entry(entry, "output", index)
                 raise CodecError(f"{label}: this backend has no classification; {_INSTEAD}")
-        check_names(request["inputs"])
         inputs: list[Tensor] = []
         in_json: dict[str, bool] = {}
         for index, entry in enumerate(request["inputs"]):
@@ -88,7 +86,7 @@ class DialectRequest(msgspec.Struct, frozen=True):
             if isinstance(values, int):
                 inputs.append(announced(entry, index, values, text.blobs))
             elif values is not None:
-                inputs.append(declared(entry, index, values))
+                inputs.append(Tensor(*declaration(entry, "input", index), values))
                 content_type = (entry.get("parameters") or {}).get("content_type")
                 in_json[inputs[-1].name] = text_of(content_type) == "base64"
             else:
@@ -102,7 +100,7 @@ class DialectRequest(msgspec.Struct, frozen=True):
             inputs,
             selection,
             id_of(request),
-            {key: bytes(value) for key, value in (request.get("parameters") or {}).items()},
+            restore_members(request.get("parameters") or {}),
             text.is_recovered,
             nonfinite,
             in_json,

@@ -6,7 +6,7 @@ Infinity and -Infinity are taken beside what JSON allows: many servers and clien
 Not here: documents that arrive in pieces (`scanner`), and what any member means.
 """
 
-from functools import lru_cache
+import secrets
 from typing import TypeVar
 
 import msgspec
@@ -24,7 +24,7 @@ HELD_PER_BYTE = 32
 """How many bytes of memory one byte of JSON takes at most when it has been split into members and protected.
 
 Measured with tracemalloc: objects with one member (`{"":10},`) 31, empty objects 26; a mebibyte of members with names
-of one character beyond U+FFFF 16, with NaN as values 19; arrays and long strings 1, of NaN 6.
+of one character beyond U+FFFF 16, with NaN as values 19; arrays and long strings 1, of NaN 5.
 """
 
 MAX_NAME_BYTES = 64 * 1024
@@ -33,14 +33,19 @@ MAX_NAME_BYTES = 64 * 1024
 EXCERPT_CHARACTERS = 64
 """How much of a wrong value an error shows."""
 
-_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_OBJECTS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+OBJECTS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _LISTS = msgspec.json.Decoder(list[list[msgspec.Raw]])
 _ANY = msgspec.json.Decoder(msgspec.Raw)
 
-_LITERALS = (b"-Infinity", b"Infinity", b"NaN")
-_MARKER_VALUES = 10**7  # a short marker keeps a text that is all literals small
+STAND_IN = b"[1%014d" % secrets.randbelow(10**14)
+"""What the stand-ins for literals begin with: a number that no sender can know, and so write."""
+
+_STAND_IN_NAME = STAND_IN.decode()
+_STAND_INS = {
+    literal: b"%b%d]" % (STAND_IN, index) for index, literal in enumerate((b"-Infinity", b"Infinity", b"NaN"))
+}
 
 
 def parse_object(text: bytes) -> Members:
@@ -48,32 +53,20 @@ def parse_object(text: bytes) -> Members:
 
     Raises `CodecError` if it is not JSON, not UTF-8, not an object, or nested too deep to be read.
     """
-    text, marker = protect_literals(text)
-    return restore_members(split_object(text), marker)
+    return restore_members(decoded(OBJECT, text))
 
 
 def parse_objects(text: bytes) -> list[Members]:
     """The members of each object in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
-    text, marker = protect_literals(text)
-    return [restore_members(item, marker) for item in split_objects(text)]
-
-
-def split_object(text: bytes) -> RawMembers:
-    """As `parse_object`, of text in which literals are protected, and still are in the members."""
-    return decoded(_OBJECT, text)
-
-
-def split_objects(text: bytes) -> list[RawMembers]:
-    """As `parse_objects`, of text in which literals are protected, and still are in the members."""
-    return decoded(_OBJECTS, text)
+    return [restore_members(item) for item in decoded(OBJECTS, text)]
 
 
 def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
-    """What *decoder* makes of *text*, in which literals are protected. Raises `CodecError` as `parse_object` does."""
+    """What *decoder* makes of *text*, with stand-ins for literals. Raises `CodecError` as `parse_object` does."""
     try:
         if not text.isascii():
             text.decode()  # msgspec does not look into the strings of a Raw
-        return decoder.decode(text)
+        return decoder.decode(protect_literals(text) if b"NaN" in text or b"Infinity" in text else text)
     except UnicodeDecodeError as error:
         raise CodecError(f"JSON is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
@@ -85,19 +78,17 @@ def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
 
 def parse_list(text: bytes) -> list[bytes]:
     """The text of each value in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
-    text, marker = protect_literals(text)
-    return [restore_literals(bytes(value), marker) for value in decoded(_LIST, text)]
+    return [restore_literals(bytes(value)) for value in decoded(_LIST, text)]
 
 
 def parse_lists(text: bytes) -> list[list[bytes]]:
     """The texts of the values in each array in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
-    text, marker = protect_literals(text)
-    return [[restore_literals(bytes(value), marker) for value in item] for item in decoded(_LISTS, text)]
+    return [[restore_literals(bytes(value)) for value in item] for item in decoded(_LISTS, text)]
 
 
 def check_json(text: bytes) -> None:
     """Raise `CodecError` unless *text* is one JSON value."""
-    decoded(_ANY, protect_literals(text)[0])
+    decoded(_ANY, text)
 
 
 def object_text(members: Members) -> bytes:
@@ -106,53 +97,36 @@ def object_text(members: Members) -> bytes:
 
 
 def excerpt(raw: bytes) -> str:
-    """*raw* for an error message, cut to `EXCERPT_CHARACTERS`."""
-    text = raw[: 4 * EXCERPT_CHARACTERS + 4].decode(errors="replace")
+    """*raw* for an error message, cut to `EXCERPT_CHARACTERS`; stand-ins in it are undone."""
+    text = restore_literals(raw)[: 4 * EXCERPT_CHARACTERS + 4].decode(errors="replace")
     return text if len(text) <= EXCERPT_CHARACTERS else text[:EXCERPT_CHARACTERS] + "..."
 
 
-def protect_literals(text: bytes) -> tuple[bytes, bytes]:
-    """Put arrays in place of NaN, Infinity and -Infinity: the text, and a marker for `restore_literals`.
+def protect_literals(text: bytes) -> bytes:
+    """Put stand-ins, which are arrays, in place of NaN, Infinity and -Infinity.
 
-    The marker is empty if there was nothing to protect. Strings that have these words in them are changed too, which
-    restoring undoes. An array cannot join what stands beside it into one value, so what was no JSON still is none.
+    Strings that have these words in them are changed too, which `restore_literals` undoes. An array cannot join what
+    stands beside it into one value, so what was no JSON still is none.
     """
-    if b"NaN" not in text and b"Infinity" not in text:
-        return text, b""
-    # hash() is keyed per process, so a sender cannot predict the marker and write it, nor the next one that is tried
-    marker = text
-    while marker in text:
-        marker = b"[1%07d" % (hash(marker) % _MARKER_VALUES)
-    for stand_in, literal in _literals_of(marker).items():
+    for literal, stand_in in _STAND_INS.items():
         text = text.replace(literal, stand_in)
-    return text, marker
-
-
-def restore_literals(text: bytes, marker: bytes) -> bytes:
-    """Undo `protect_literals` in *text*, a part of the text that it returned."""
-    if not marker or marker not in text:
-        return text
-    for stand_in, literal in _literals_of(marker).items():
-        text = text.replace(stand_in, literal)
     return text
 
 
-def restore_members(members: RawMembers, marker: bytes) -> Members:
+def restore_literals(text: bytes) -> bytes:
+    """Undo `protect_literals` in *text*, a part of the text that it returned."""
+    if STAND_IN in text:
+        for literal, stand_in in _STAND_INS.items():
+            text = text.replace(stand_in, literal)
+    return text
+
+
+def restore_members(members: RawMembers) -> Members:
     """Undo `protect_literals` in the *members* of an object."""
-    if not marker:
-        return {key: bytes(value) for key, value in members.items()}
-    literals = _literals_of(marker)
-    word = marker.decode()
-    restored = {}
-    for key, value in members.items():
-        text = bytes(value)
-        if word in key:
-            key = restore_literals(key.encode(), marker).decode()  # noqa: PLW2901  a name with such a word in it
-        restored[key] = literals.get(text) or restore_literals(text, marker)
-    return restored
-
-
-@lru_cache(maxsize=1)  # one text has many parts
-def _literals_of(marker: bytes) -> dict[bytes, bytes]:
-    """Each literal by the array that stands in its place."""
-    return {b"%b%d]" % (marker, index): literal for index, literal in enumerate(_LITERALS)}
+    if not members:
+        return {}
+    texts = restore_literals(b"\0".join(members.values())).split(b"\0")  # no JSON has this byte
+    names = list(members)
+    if _STAND_IN_NAME in "".join(names):
+        names = [restore_literals(name.encode()).decode() for name in names]
+    return dict(zip(names, texts, strict=True))

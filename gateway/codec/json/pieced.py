@@ -40,15 +40,15 @@ class PiecedJson(ABC):
         return n_bytes
 
 
-def joined(texts: Iterable[Piece]) -> Iterator[Piece]:
-    """*texts* in pieces: those shorter than `PIECE_BYTES` are put together.
+def joined(texts: Iterable[Piece], long_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
+    """*texts* in pieces: those shorter than *long_bytes* are put together.
 
     An empty text ends a step of work: what there is so far goes out, though it may be nothing.
     """
     pending: list[Piece] = []
     pending_bytes = 0
     for text in texts:
-        if not text or len(text) >= PIECE_BYTES:
+        if not text or len(text) >= long_bytes:
             if pending:
                 yield b"".join(pending)
             if text or not pending:
@@ -57,7 +57,7 @@ def joined(texts: Iterable[Piece]) -> Iterator[Piece]:
             continue
         pending.append(text)
         pending_bytes += len(text)
-        if pending_bytes >= PIECE_BYTES or len(pending) >= PIECE_SEGMENTS:
+        if pending_bytes >= long_bytes or len(pending) >= PIECE_SEGMENTS:
             yield b"".join(pending)
             pending, pending_bytes = [], 0
     if pending:

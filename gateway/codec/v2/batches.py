@@ -14,12 +14,13 @@ import numpy as np
 from msgspec import Raw
 
 from gateway.codec.inference import HeaderLimits, Tensor, release
+from gateway.codec.json.members import restore_literals
 from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, Datatype, element_count
 from gateway.codec.v2.framing import Cursor, Framing, copied
-from gateway.codec.v2.messages import Answer, Entry, Request, read_answer, read_request
+from gateway.codec.v2.messages import Answer, Entry, Request, read_message
 from gateway.codec.v2.reply import Reply, ReplyOutput
-from gateway.codec.v2.request_reading import announced, binary_size, check_names, id_of, select
+from gateway.codec.v2.request_reading import announced, binary_size, id_of, select
 from gateway.errors import CodecError
 
 SHARE_HEADER_BYTES = 16 * 1024
@@ -62,11 +63,11 @@ def read_share(body: memoryview, framing: Framing, limits: HeaderLimits) -> Gene
     if not length or length > min(limits.max_header_bytes, SHARE_HEADER_BYTES, len(body)):
         return None
     try:
-        request = yield from read_request(bytes(body[:length]), limits.max_tensors)
+        request = read_message(bytes(body[:length]), Request, limits.max_tensors)
         tensors = yield from _marked(request, Cursor(body[length:], *(framing.blobs or ())))
         request_id = id_of(request)
         request.pop("id", None)
-        kind = _print_sorted(request)
+        kind = restore_literals(_print_sorted(request))
         selection = select(request)
     except CodecError:
         return None
@@ -85,7 +86,6 @@ def _marked(request: Request, blobs: Cursor) -> Generator[None, None, list[Tenso
 
     Raises `CodecError` if the bytes of one are not those of its shape.
     """
-    check_names(request["inputs"])
     tensors: list[Tensor] = []
     for index, entry in enumerate(request["inputs"]):
         size = binary_size(entry, index)
@@ -133,7 +133,7 @@ def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list
     by one. Yields after each step. Raises `CodecError` for an output whose first dimension is not the sum of the rows.
     """
     rows = [share.rows for share in shares]
-    answer = yield from read_answer(b"".join(reply.header), len(reply.outputs))
+    answer = read_message(b"".join(reply.header), Answer, len(reply.outputs))
     if not _is_known(answer, answer["outputs"]):
         raise CodecError("the answer has members that cannot be divided")
     for entry, output in zip(answer["outputs"], reply.outputs, strict=True):
@@ -142,7 +142,7 @@ def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list
             raise CodecError(words)
         _mark(entry, output.shape)
     answer.pop("id", None)
-    header = _print_sorted(answer)
+    header = restore_literals(_print_sorted(answer))
     for share in shares:
         release(share.blobs)
     pieces: list[list[memoryview]] = []

@@ -23,27 +23,6 @@ _COPY_BYTES = 256 * 1024
 _DIGITS = re.compile(r"[ \t]*([0-9]{1,19})[ \t]*", re.ASCII)
 
 
-def parse_header_length(values: Sequence[str]) -> int | None:
-    """The JSON header's length in bytes from every value of `HEADER_LENGTH`; None when there is none.
-
-    Raises `CodecError` for anything but decimal digits, and for two that differ (protocol 1.2).
-    """
-    if not values:
-        return None
-    lengths = set()
-    for value in values:
-        match = _DIGITS.fullmatch(value)
-        if match is None:
-            raise CodecError(
-                f"{HEADER_LENGTH}: expected the length of the JSON header in decimal digits, got {value[:64]!r}"
-            )
-        lengths.add(int(match[1]))
-    if len(lengths) > 1:
-        listed = ", ".join(str(length) for length in sorted(lengths))
-        raise CodecError(f"{HEADER_LENGTH}: sent more than once with different values: {listed}")
-    return lengths.pop()
-
-
 class Framing(msgspec.Struct, frozen=True):
     """Where the JSON header ends, and in which form the reply says the same."""
 
@@ -64,10 +43,19 @@ class Framing(msgspec.Struct, frozen=True):
 def parse_framing(header_lengths: Sequence[str], content_type: str) -> Framing:
     """The framing from every value of `HEADER_LENGTH`, which wins (protocol 1.6), and the `Content-Type` (section 6).
 
-    Raises `CodecError` for a length that is no decimal number.
+    Raises `CodecError` for a length that is not in decimal digits, and for two that differ (protocol 1.2).
     """
-    length = parse_header_length(header_lengths)
-    match = _VENDOR_TYPE.fullmatch(content_type) if content_type and "triton" in content_type.lower() else None
+    length: int | None = None
+    for value in header_lengths:
+        match = _DIGITS.fullmatch(value)
+        if match is None:
+            raise CodecError(
+                f"{HEADER_LENGTH}: expected the length of the JSON header in decimal digits, got {value[:64]!r}"
+            )
+        if length not in (None, int(match[1])):
+            raise CodecError(f"{HEADER_LENGTH}: sent more than once with different values: {length}, {int(match[1])}")
+        length = int(match[1])
+    match = _VENDOR_TYPE.fullmatch(content_type) if "triton" in content_type.lower() else None
     if match is None:
         return Framing(length)
     if length is None:
@@ -92,24 +80,25 @@ class Cursor:
         """How many bytes are left."""
         return sum(map(len, self._buffers))
 
-    def take(self, n_bytes: int, what: object) -> memoryview:
-        """The next *n_bytes* as a view. Raises `CodecError` naming *what* if they are missing (protocol 1.5)."""
+    def take(self, n_bytes: int) -> memoryview:
+        """The next *n_bytes* as a view. Raises `CodecError` if they are missing (protocol 1.5)."""
         buffers = self._buffers
         while n_bytes and not buffers[0] and len(buffers) > 1:
             del buffers[0]
-        left = len(buffers[0])
+        buffer = buffers[0]
+        left = len(buffer)
         if n_bytes > left:
             raise CodecError(
-                f"{what}: binary_data_size is {n_bytes}, but only {left} bytes of the body are left: "
-                f"{n_bytes - left} bytes missing"
+                f"binary_data_size is {n_bytes}, but only {left} bytes of the body are left: {n_bytes - left} bytes "
+                "missing"
             )
-        view, buffers[0] = buffers[0][:n_bytes], buffers[0][n_bytes:]
+        buffers[0] = buffer[n_bytes:]
         self._taken += n_bytes
-        return view
+        return buffer[:n_bytes]
 
     def finish(self) -> None:
         """Raise `CodecError` if bytes are left over (protocol 1.5)."""
-        left = len(self)
+        left = sum(map(len, self._buffers))
         if left:
             raise CodecError(
                 f"{left} bytes left over behind the last binary input: the binary_data_size of all inputs "

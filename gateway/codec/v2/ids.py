@@ -8,12 +8,8 @@ import json
 from gateway.codec.json.members import excerpt
 from gateway.errors import ForeignAnswerError
 
-_ABSENT = frozenset((b"", b"null", b'""'))
-
-
-def is_absent(text: bytes) -> bool:
-    """Whether *text*, the `id` of a message, is none (protocol 2.8)."""
-    return text in _ABSENT
+ABSENT = frozenset((b"", b"null", b'""'))
+"""The texts of an `id` that is none (protocol 2.8)."""
 
 
 def check_id(answered: bytes, sent: bytes, *, is_own: bool) -> None:
@@ -21,7 +17,7 @@ def check_id(answered: bytes, sent: bytes, *, is_own: bool) -> None:
 
     A message without an id is fine. *is_own*: the gateway has made the id that was sent, since the client had none.
     """
-    if is_absent(answered) or is_absent(sent) or _plain(answered) == _plain(sent):
+    if answered in ABSENT or sent in ABSENT or _plain(answered) == _plain(sent):
         return
     remedy = "ids: client" if is_own else "leave_out: [id]"
     raise ForeignAnswerError(

@@ -2,31 +2,24 @@
 
 A message is small there (`limits.header`), so it is split in a few calls into members whose values are the texts that
 came, in the order in which they came; what a member says is judged by whoever uses it. Members that the protocol does
-not know stay among the others, and so do NaN and the infinities (protocol 2.7).
+not know stay among the others. NaN and the infinities do so too (protocol 2.7), as stand-ins: `printed`, `text_of` and
+`excerpt` undo them, and whoever looks at a text otherwise.
 """
 
-from collections.abc import Generator
-from typing import Any, TypedDict, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from gateway.codec.inference import label_of
-from gateway.codec.json.members import (
-    excerpt,
-    protect_literals,
-    restore_literals,
-    split_object,
-)
+from gateway.codec.json.members import OBJECT, STAND_IN, decoded, excerpt, restore_literals, restore_members
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
 from gateway.errors import CodecError
 
-T = TypeVar("T")
+L = TypeVar("L")
 
 Parameters = dict[str, Raw]
-
-STEP_MEMBERS = 64
-"""How many members, of a message with NaN in it, are looked at in one step."""
 
 
 class Entry(TypedDict, total=False):
@@ -58,102 +51,72 @@ class Answer(TypedDict, total=False):
     outputs: list[Entry]
 
 
+M = TypeVar("M", Request, Answer)
+
 LATER = b"\0"
 """The `data` of an entry whose text is not known when the message is printed; no JSON has it."""
 
 LIST_LATER = Raw(b"[%b]" % LATER)
 """The same where only the inside of the array comes later."""
 
+_SECTIONS: dict[type, tuple[str, ...]] = {Request: ("inputs", "outputs"), Answer: ("outputs",)}
+"""The arrays of entries in each message, of which the first must be there."""
+
 _ENTRIES = msgspec.json.Decoder(list[Parameters] | None)
 _PARAMETERS = msgspec.json.Decoder(Parameters | None)
 _STRING = msgspec.json.Decoder(str)
-
-printed = msgspec.json.Encoder().encode
-"""A message as JSON, with `LATER` where that is the `data` of an entry."""
+_ENCODER = msgspec.json.Encoder()
 
 
-def read_request(text: bytes, max_tensors: int) -> Generator[None, None, Request]:
-    """The request that *text* is. Yields after each step of work. Raises `CodecError` that says what is wrong."""
-    return _read(text, ("inputs", "outputs"), max_tensors)
-
-
-def read_answer(text: bytes, max_tensors: int) -> Generator[None, None, Answer]:
-    """The answer that *text* is, as `read_request`."""
-    return _read(text, ("outputs",), max_tensors)
-
-
-def read_description(text: bytes) -> Entry:
-    """Name, shape and datatype of the entry that *text* is the beginning of. Raises `CodecError` for no object."""
-    text, marker = protect_literals(text)
-    said = split_object(text)
-    known = ((key, said[key]) for key in ("name", "shape", "datatype") if key in said)
-    return cast(Entry, {key: Raw(restore_literals(bytes(text), marker)) for key, text in known})
-
-
-def _read(text: bytes, sections: tuple[str, ...], max_tensors: int) -> Generator[None, None, Any]:
-    """The message that *text* is, whose *sections* are arrays of entries; the first must be there."""
+def read_message(text: bytes, kind: type[M], max_tensors: int) -> M:
+    """The request or answer that *text* is, as *kind* says. Raises `CodecError` that says what is wrong."""
+    said: dict[str, Any] = decoded(OBJECT, text)
+    section, index = "", -1
     try:
-        return _split(text, sections, max_tensors, b"")
-    except CodecError:
-        protected, marker = protect_literals(text)
-        if not marker:
-            raise
-    yield
-    message = _split(protected, sections, max_tensors, marker)
-    yield from _restore(message, marker)
-    return message
-
-
-def _split(text: bytes, sections: tuple[str, ...], max_tensors: int, marker: bytes) -> dict[str, Any]:
-    """The members of *text*, of its *sections*, and of parameters; *marker* stands for literals."""
-    said: dict[str, Any] = split_object(text)
-    if "parameters" in said and "inputs" in sections:
-        said["parameters"] = _part(_PARAMETERS, said["parameters"], marker, "parameters must be an object")
-    for section in filter(said.__contains__, sections):
-        entries = _part(_ENTRIES, said[section], marker, f"`{section}` must be an array of objects")
-        if entries and len(entries) > max_tensors:
-            words = f"more than {max_tensors} entries in `{section}`, which is the most that `limits.tensors` allows"
-            raise CodecError(words)
-        for index, entry in enumerate(entries or ()):
-            if "parameters" in entry:
-                place = entry, section[:-1], index
-                entry["parameters"] = _part(
-                    _PARAMETERS, entry["parameters"], marker, "parameters must be an object", *place
-                )
-        said[section] = entries
-    if said.get(sections[0]) is None:
-        words = words_of({key: restore_literals(bytes(said[key]), marker) for key in WORD_MEMBERS if key in said})
-        what = f", but an error: {shortened(words)}" if words else " array"  # protocol 4.9, 1.6
-        raise CodecError(f"no `{sections[0]}`{what}")
-    return said
-
-
-def _part(decoder: msgspec.json.Decoder[T], text: Raw, marker: bytes, expected: str, *place: Any) -> T:
-    """What *decoder* makes of *text*, which is in the entry at *place*, if that is given.
-
-    Raises `CodecError` for what is not *expected*.
-    """
-    try:
-        return decoder.decode(text)
+        if kind is Request and "parameters" in said:
+            value = said["parameters"]
+            said["parameters"] = _PARAMETERS.decode(value)
+        for section in filter(said.__contains__, _SECTIONS[kind]):
+            index, value = -1, said[section]
+            said[section] = entries = _ENTRIES.decode(value)
+            if entries and len(entries) > max_tensors:
+                what = f"more than {max_tensors} entries in `{section}`"
+                raise CodecError(f"{what}, which is the most that `limits.tensors` allows")
+            for index, entry in enumerate(entries or ()):  # noqa: B007  an error shows it
+                if "parameters" in entry:
+                    value = entry["parameters"]
+                    entry["parameters"] = _PARAMETERS.decode(value)
     except msgspec.DecodeError:
-        shown = excerpt(restore_literals(bytes(text), marker))
-        where = f"{label_of_entry(*place)}: " if place else ""
-        raise CodecError(restore_literals(f"{where}{expected}, got {shown}".encode(), marker).decode()) from None
+        what = "parameters must be an object"
+        if index >= 0:
+            what = f"{label_of_entry(entry, section[:-1], index)}: {what}"
+        elif section:
+            what = f"`{section}` must be an array of objects"
+        raise CodecError(f"{what}, got {excerpt(bytes(value))}") from None
+    if said.get(_SECTIONS[kind][0]) is None:
+        raise CodecError(f"no `{_SECTIONS[kind][0]}`{_what_else(said)}")
+    return said  # type: ignore[return-value]
 
 
-def _restore(members: dict[str, Any], marker: bytes) -> Generator[None, None, None]:
-    """Put literals into *members*, and into what they have in them, where *marker* stands for them."""
-    items, word = list(members.items()), marker.decode()
-    members.clear()
-    for number, (key, value) in enumerate(items, 1):
-        restored_key = restore_literals(key.encode(), marker).decode() if word in key else key
-        members[restored_key] = Raw(restore_literals(bytes(value), marker)) if isinstance(value, Raw) else value
-        inside = [value] if isinstance(value, dict) else value if isinstance(value, list) else []
-        for each in inside:
-            yield from _restore(each, marker)
-            yield
-        if number % STEP_MEMBERS == 0:
-            yield
+def _what_else(said: dict[str, Any]) -> str:
+    """What is *said* where a section is missing: the words of an error, or nothing (protocol 4.9, 1.6)."""
+    words = words_of(restore_members({key: said[key] for key in WORD_MEMBERS if key in said}))
+    return f", but an error: {shortened(words)}" if words else " array"
+
+
+def printed(message: Mapping[str, Any], later: Sequence[Sequence[L]] = ()) -> list[bytes | L]:
+    """*message* as JSON, in pieces: each `LATER` gives way to one of the values that come *later*, in one or more."""
+    text = _ENCODER.encode(message)
+    if STAND_IN in text:
+        text = restore_literals(text)
+    if not later:
+        return [text]
+    beginning, *texts_behind = text.split(LATER)
+    pieces: list[bytes | L] = [beginning]
+    for values, behind in zip(later, texts_behind, strict=True):
+        pieces += values
+        pieces.append(behind)
+    return pieces
 
 
 # What a message says, judged
@@ -162,7 +125,7 @@ def _restore(members: dict[str, Any], marker: bytes) -> Generator[None, None, No
 def text_of(value: Raw | None) -> str | None:
     """The string that *value* is; None if it is none."""
     try:
-        return None if value is None else _STRING.decode(value)
+        return None if value is None else _STRING.decode(restore_literals(bytes(value)))
     except msgspec.DecodeError:
         return None
 

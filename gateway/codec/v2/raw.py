@@ -4,14 +4,16 @@ Name, datatype and shape come from the model's metadata. Here: what they say of 
 """
 
 import math
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, count_text, label_of, shape_text
 from gateway.codec.json.members import HELD_PER_BYTE, excerpt
 from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import DATATYPES, Kind
-from gateway.codec.v2.declarations import MAX_RANK, parse_shape
+from gateway.codec.v2.declarations import MAX_DIMENSION, MAX_RANK
 from gateway.codec.v2.framing import Cursor, copied
 from gateway.codec.v2.request_reading import RequestReading, Reserve, read_request, reserve_nothing
 from gateway.errors import CodecError
@@ -32,6 +34,9 @@ class _Metadata(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Metadata)
+_SHAPE = msgspec.json.Decoder(
+    Annotated[tuple[Annotated[int, Meta(ge=-1, le=MAX_DIMENSION)], ...], Meta(max_length=MAX_RANK)]
+)
 _TENSORS = msgspec.json.Decoder(list[_Tensor])
 
 
@@ -117,13 +122,15 @@ def _solve(tensor: _Tensor, body_bytes: int) -> list[int]:
     """The shape with its variable dimensions (-1) found from the size of the body."""
     name = label_of("input", tensor.name)
     datatype = DATATYPES.get(tensor.datatype)
-    declared = parse_shape(bytes(tensor.shape), lowest=-1)
-    if datatype is None or declared is None:
+    try:
+        shape: list[int] = list(_SHAPE.decode(tensor.shape))
+    except msgspec.DecodeError:
+        shape, datatype = [], None
+    if datatype is None:
         raise CodecError(
             f"{name}: the model's metadata has no datatype of the protocol, or no shape of at most {MAX_RANK} "
             f"integers >= -1: {tensor.datatype[:16]!r}, {excerpt(bytes(tensor.shape))}"
         )
-    shape = list(declared)
     label = f"{name} ({datatype.name}, shape {shape_text(shape)})"
     variable = [index for index, size in enumerate(shape) if size == -1]
     n_fixed = abs(math.prod(shape))  # each variable dimension is -1, which changes the sign alone

@@ -1,12 +1,13 @@
 """What the client gets for an inference: JSON, and the blobs of its binary outputs behind it."""
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
+from gateway.codec.json.pieced import joined
 from gateway.codec.tensors.datatypes import Datatype
-from gateway.codec.v2.messages import LATER
+from gateway.codec.v2.messages import printed
 
 WRITE_BYTES = 4096
 """Texts of the reply that are shorter are joined, so that a reply is a few writes."""
@@ -58,18 +59,7 @@ class Reply(msgspec.Struct, frozen=True):
         return self.header_bytes + sum(map(len, self.blobs))
 
 
-def reply_header(answer: bytes, later: Sequence[Iterable[bytes]]) -> list[bytes]:
-    """*answer*, which is JSON, in pieces, and the texts in *later* where it has `LATER`; long ones stay."""
-    pieces: list[bytes] = []
-    run = bytearray()
-    beginning, *texts_behind = answer.split(LATER)
-    values = [(*texts, behind) for texts, behind in zip(later, texts_behind, strict=True)]
-    for text in chain((beginning,), *values):
-        if len(text) < WRITE_BYTES:
-            run += text
-            continue
-        if run:
-            pieces.append(bytes(run))
-            run.clear()
-        pieces.append(text)
-    return [*pieces, bytes(run)] if run else pieces
+def reply_header(answer: Mapping[str, Any], later: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """*answer* as JSON, in pieces, with the texts that come *later*; long ones stay themselves."""
+    texts = printed(answer, later)
+    return [bytes(text) for text in joined(texts, WRITE_BYTES)] if later else texts

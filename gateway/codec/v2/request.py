@@ -8,7 +8,6 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-import msgspec
 import numpy as np
 from msgspec import Raw
 
@@ -21,28 +20,23 @@ from gateway.codec.inference import (
     TensorPolicy,
     is_half_precision,
 )
-from gateway.codec.json.members import excerpt
+from gateway.codec.json.members import excerpt, restore_literals
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors import elements, number_printing
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, element_count
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
-from gateway.codec.v2.ids import is_absent
+from gateway.codec.v2.ids import ABSENT
 from gateway.codec.v2.messages import LATER, LIST_LATER, Entry, Request, printed, text_of
-from gateway.codec.v2.request_reading import (
-    RequestReading,
-    announced,
-    check_names,
-    id_of,
-    select,
-    source,
-)
+from gateway.codec.v2.request_reading import RequestReading, announced, id_of, select, source
 from gateway.errors import CodecError
 
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 _FEW_BYTES = 1024  # of more numpy is faster
 _SURELY_FINITE = bytes(byte for byte in range(256) if byte & 0x7C != 0x7C)  # last bytes of floats, whatever the type
 _LITERAL = NonFinite.LITERAL
+_PROMOTE = HalfPrecision.PROMOTE
+_AS_BASE64 = BytesPolicy.BASE64
 _LATER = Raw(LATER)
 _BASE64 = Raw(b'"base64"')
 _PROMOTED = Raw(b'"FP32"')
@@ -85,32 +79,30 @@ class InferRequest(PiecedJson):
             return None
         request = text.request
         selection = select(request)
-        check_names(request["inputs"])
         is_small = text.n_bytes <= SINGLE_PIECE_BYTES
         binary: list[tuple[Entry, Tensor]] = []
-        later: list[memoryview | Tensor] = []
+        later: list[tuple[memoryview | Tensor]] = []
         for index, entry in enumerate(request["inputs"]):
             values = source(entry, index, text.spans)
             if isinstance(values, int):
-                tensor = _in_form(entry, announced(entry, index, values, text.blobs), request, policy)
+                tensor = announced(entry, index, values, text.blobs)
                 binary.append((entry, tensor))
                 if not is_small:
-                    later.append(tensor)
+                    later.append((tensor,))
             elif values is not None and text.spans:
                 entry["data"] = _LATER
-                later.append(values)
+                later.append((values,))
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
                 yield
         text.blobs.finish()
-
-        nonfinite = yield from _fill_in(binary, policy, is_small=is_small)
+        nonfinite = yield from _fill_in(request, binary, policy, is_small=is_small)
         request_id = id_of(request)
         sent_id = b"" if "id" in policy.leave_out else request_id or own_id
         if own_id and not request_id:  # protocol 4.10
             request["id"] = Raw(own_id)
         for key in policy.leave_out:
             request.pop(key, None)  # type: ignore[misc]
-        segments = _with_values(printed(request), later)
+        segments = printed(request, later)
         small_json = b"".join(segments) if is_small else None  # type: ignore[arg-type]  # which has no tensors
         inputs = [tensor for _, tensor in binary]
         return InferRequest(
@@ -120,7 +112,7 @@ class InferRequest(PiecedJson):
     @property
     def promotes(self) -> bool:
         """Whether FP16 or BF16 inputs go out as FP32."""
-        return self._policy.half_precision is HalfPrecision.PROMOTE and any(
+        return self._policy.half_precision is _PROMOTE and any(
             is_half_precision(tensor.datatype) for tensor in self.inputs
         )
 
@@ -148,56 +140,53 @@ class InferRequest(PiecedJson):
 # What becomes of values
 
 
-def _fill_in(binary: list[tuple[Entry, Tensor]], policy: TensorPolicy, *, is_small: bool) -> Generator[None, None, int]:
-    """Check the values of the *binary* inputs, and put the values of a small request into their entries.
+def _fill_in(
+    request: Request, binary: list[tuple[Entry, Tensor]], policy: TensorPolicy, *, is_small: bool
+) -> Generator[None, None, int]:
+    """Check the values of the *binary* inputs of *request*, and put those of a small request into their entries.
 
     Returns how many NaN and infinities the inputs have. Raises `CodecError` for values that the backend may not get.
     """
     nonfinite = 0
     for index, (entry, tensor) in enumerate(binary, 1):
-        if tensor.datatype.kind is BYTES:
+        datatype = tensor.datatype
+        if datatype.kind is BYTES:
+            if policy.bytes is _AS_BASE64:
+                _use_base64(entry, tensor, request)
             yield from _check_strings(tensor, policy)
-        array_text = _array_text(tensor, policy) if is_small else None
-        entry["data"] = LIST_LATER if array_text is None else Raw(array_text)
-        if tensor.datatype.kind is FLOAT and _may_be_nonfinite(array_text, policy):
+        elif policy.half_precision is _PROMOTE and is_half_precision(datatype):
+            entry["datatype"] = _PROMOTED
+        array_text = _array_text(tensor, policy) if is_small else b"n"
+        entry["data"] = Raw(array_text) if is_small else LIST_LATER
+        # NaN and infinities are printed as null if not as literals
+        if datatype.kind is FLOAT and (b"n" in array_text or policy.nonfinite is _LITERAL):
             nonfinite += yield from check_finite(tensor, policy.nonfinite)
         if index % CHECKED_TENSORS == 0:
             yield
     return nonfinite
 
 
-def _with_values(text: bytes, later: list[memoryview | Tensor]) -> list[bytes | memoryview | Tensor]:
-    """*text* with the values that come *later* in their places."""
-    if not later:
-        return [text]
-    beginning, *texts_behind = text.split(LATER)
-    return [beginning, *chain.from_iterable(zip(later, texts_behind, strict=True))]
+def _use_base64(entry: Entry, tensor: Tensor, request: Request) -> None:
+    """Say in *entry*, which is an input of *request*, that the strings of *tensor* are in base64 (protocol 3.5).
 
-
-def _in_form(entry: Entry, tensor: Tensor, request: Request, policy: TensorPolicy) -> Tensor:
-    """Say in *entry*, which is an input of *request*, what the values of *tensor* will be in JSON.
-
-    Returns *tensor*, with the content type by which its values are printed.
+    Unless the client names another content type, which then is said in *tensor*.
     """
-    if tensor.datatype.kind is BYTES and policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
-        content_type = _content_type(entry) or _content_type(request)
-        if content_type and text_of(Raw(content_type)) != "base64":
-            return msgspec.structs.replace(tensor, content_type=content_type)
+    content_type = _content_type(entry) or _content_type(request)
+    if content_type and text_of(Raw(content_type)) != "base64":
+        tensor.content_type = content_type
+    else:
         entry["parameters"] = {**(entry.get("parameters") or {}), "content_type": _BASE64}
-    elif is_half_precision(tensor.datatype) and policy.half_precision is HalfPrecision.PROMOTE:
-        entry["datatype"] = _PROMOTED
-    return tensor
 
 
 def _content_type(said: Entry | Request) -> bytes:
     """The parameter `content_type`, as JSON text; empty if there is none (protocol 3.5)."""
     value = bytes((said.get("parameters") or {}).get("content_type", b""))
-    return b"" if is_absent(value) else value
+    return b"" if value in ABSENT else restore_literals(value)
 
 
 def _becomes_base64(tensor: Tensor, policy: TensorPolicy) -> bool:
     """Whether *tensor*, which is BYTES, goes out in base64 (protocol 3.5)."""
-    return policy.bytes is BytesPolicy.BASE64 and not tensor.content_type
+    return policy.bytes is _AS_BASE64 and not tensor.content_type
 
 
 def _array_text(tensor: Tensor, policy: TensorPolicy) -> bytes:
@@ -205,16 +194,11 @@ def _array_text(tensor: Tensor, policy: TensorPolicy) -> bytes:
     datatype = tensor.datatype
     if datatype.kind is BYTES:
         return b"[%b]" % b"".join(_value_pieces(tensor, policy))
-    values = datatype.view(tensor.blob)
+    values = np.frombuffer(tensor.blob, datatype.wire)
     text = number_printing.array_text(values, datatype)
     if datatype.kind is FLOAT and policy.nonfinite is _LITERAL:  # protocol 3.4
         return number_printing.with_literals(text, values, datatype)
     return text
-
-
-def _may_be_nonfinite(array_text: bytes | None, policy: TensorPolicy) -> bool:
-    """Whether floats have to be looked at for NaN and infinities, which are printed as null if not as literals."""
-    return array_text is None or policy.nonfinite is _LITERAL or array_text.find(b"n") >= 0
 
 
 def _value_pieces(tensor: Tensor, policy: TensorPolicy) -> Iterator[Piece]:

@@ -4,6 +4,7 @@ Whatever the backend speaks, a client's request is read here. Not here: what it 
 `codec.dialects.request` for the others), and the values in blobs and in JSON data.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
@@ -16,33 +17,32 @@ from gateway.codec.inference import (
     Tensor,
     count_text,
     label_of,
+    labelled,
 )
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
-from gateway.codec.json.members import HELD_PER_BYTE, excerpt
+from gateway.codec.json.members import HELD_PER_BYTE, STAND_IN, excerpt, restore_literals
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
 from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
-from gateway.codec.tensors.datatypes import BYTES, element_count
-from gateway.codec.v2 import messages
-from gateway.codec.v2.declarations import datatype_of, name_of, shape_of
+from gateway.codec.tensors.elements import PREFIX_BYTES
+from gateway.codec.v2.declarations import declaration, name_of
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
-from gateway.codec.v2.ids import is_absent
-from gateway.codec.v2.messages import Entry, Request, label_of_entry, take_parameter, text_of
+from gateway.codec.v2.ids import ABSENT
+from gateway.codec.v2.messages import Entry, Request, label_of_entry, read_message, take_parameter, text_of
 from gateway.errors import CodecError, TooLargeError
 
 _PARAMETER_KEY = re.compile(rb'"binary_data(?:_size|_output)?"[ \t\r\n]{0,32}:')
-_PARAMETER_KEY_OR_ESCAPE = re.compile(_PARAMETER_KEY.pattern + rb"|\\u00")
+_KEY_OR_ESCAPE = re.compile(_PARAMETER_KEY.pattern + rb"|\\u00")
 _SEARCH_BYTES = 256 * 1024
 _SEARCH_OVERLAP = 64  # no shorter than a key with its blanks
 _WORDS = (b"binary_data", b"\\")
-"""What a piece of a body has in which `_PARAMETER_KEY_OR_ESCAPE` may be; the first is in `_PARAMETER_KEY`."""
+"""What a piece of a body has in which `_KEY_OR_ESCAPE` may be; the first is in `_PARAMETER_KEY`."""
 
 _DATA_OR_ESCAPE = re.compile(rb'"data"|\\u')
 _SIZE_DIGITS = 20
 _FLAGS = {b"true": True, b"false": False, b"null": None}
 _NULL = b"null"
-_NO_BYTES = memoryview(b"")
 
 Reserve = Callable[[int], None]
 """Asks for so many bytes of memory; may raise to refuse the request."""
@@ -88,11 +88,18 @@ def read_request(
     *unjudged*: None is returned for JSON without a header length that does not use the extension, right or wrong
     (protocol 1.6), unless it has one of these members. Raises `CodecError`, and of these `TooLargeError`.
     """
-    _check_length(body, header_length)
-    if header_length is not None:
+    if header_length is None:
+        if not body:  # protocol 1.6
+            raise CodecError("empty request body")
+        if unjudged is not None and not unjudged and not (yield from contains(body, _WORDS, _KEY_OR_ESCAPE)):
+            return None
+    elif header_length > len(body):  # protocol 1.2
+        raise CodecError(
+            f"{HEADER_LENGTH} is {header_length}, but the whole body has {len(body)} bytes; "
+            "it counts the JSON header before compression"
+        )
+    else:
         unjudged = None
-    elif unjudged is not None and not unjudged and not (yield from contains(body, _WORDS, _PARAMETER_KEY_OR_ESCAPE)):
-        return None
     try:
         request, spans, n_bytes = yield from _request(body, header_length, limits, reserve)
     except CodecError as error:
@@ -104,22 +111,11 @@ def read_request(
         return None
     if unjudged is not None and not _is_judged(request, unjudged):
         return None
-    behind = body[n_bytes:]
+    behind, is_recovered = body[n_bytes:], False
     if header_length is None:
         behind = _blobs_behind(request, behind, recover=recover)
-    is_recovered = header_length is None and len(behind) > 0
+        is_recovered = len(behind) > 0
     return RequestText(request, Cursor(behind, *blobs), is_recovered, spans, len(body) + sum(map(len, blobs)))
-
-
-def _check_length(body: memoryview, header_length: int | None) -> None:
-    """Raise `CodecError` if *body* has nothing, or less than its JSON."""
-    if not body and not header_length:  # protocol 1.6
-        raise CodecError("empty request body")
-    if header_length is not None and header_length > len(body):  # protocol 1.2
-        raise CodecError(
-            f"{HEADER_LENGTH} is {header_length}, but the whole body has {len(body)} bytes; "
-            "it counts the JSON header before compression"
-        )
 
 
 def _request(
@@ -128,11 +124,13 @@ def _request(
     """The request, see `read_request`, the texts of `data` that were passed by, and where the JSON ends in *body*."""
     n_bytes = len(body) if header_length is None else header_length
     text = bytes(body[:n_bytes]) if n_bytes <= limits.max_header_bytes else b""
-    if text and _is_read_whole(text):
+    # data that is long, or nested too deep, is passed by
+    is_short = len(text) <= SINGLE_PIECE_BYTES and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
+    if text and (is_short or b'"data"' not in text):
         reserve(n_bytes * HELD_PER_BYTE)
         reserve = reserve_nothing
         try:
-            request = yield from messages.read_request(text, limits.max_tensors)
+            request = read_message(text, Request, limits.max_tensors)
         except CodecError:
             if header_length is not None and not _DATA_OR_ESCAPE.search(text):
                 raise
@@ -140,14 +138,7 @@ def _request(
         else:  # blanks behind the JSON may be a blob
             return request, [], n_bytes if header_length is not None else len(text.rstrip(SPACE))
     text, spans, n_bytes = yield from _split(body, header_length, limits, reserve)
-    return (yield from messages.read_request(text, limits.max_tensors)), spans, n_bytes
-
-
-def _is_read_whole(text: bytes) -> bool:
-    """Whether *text* is read with the data that it may have, which is not long or nested too deep."""
-    if text.find(b'"data"') < 0:
-        return True
-    return len(text) <= SINGLE_PIECE_BYTES and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
+    return read_message(text, Request, limits.max_tensors), spans, n_bytes
 
 
 def _split(
@@ -224,48 +215,55 @@ def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memo
 def id_of(request: Request) -> bytes:
     """The client's id as JSON text; empty if it sent none."""
     text = bytes(request.get("id", b""))
-    return b"" if is_absent(text) else text
+    if STAND_IN in text:
+        text = restore_literals(text)
+    return b"" if text in ABSENT else text
 
 
 def select(request: Request) -> OutputSelection:
     """What the client wants back. Takes the words of the extension out of *request*; parameters that this empties go.
 
-    Raises `CodecError` for what the client cannot mean.
+    Raises `CodecError` for what the client cannot mean, and for two inputs of one name.
     """
-    by_default = bool(_flag(request, "binary_data_output", ""))
-    outputs = request.get("outputs")
-    if not outputs:
-        return OutputSelection(by_default)
+    if len(request["inputs"]) > 1:
+        _check_names(request["inputs"])
+    by_default = bool(_flag(request, "binary_data_output")) if request.get("parameters") else False
     named: dict[str, bool] = {}
-    in_shared_memory: frozenset[str] = frozenset()
-    for index, entry in enumerate(outputs):
+    in_shared_memory: set[str] = set()
+    for index, entry in enumerate(request.get("outputs") or ()):
         name = name_of(entry, "output", index)
         if name in named:  # protocol 2.6
             raise CodecError(f"{label_of('output', name)} is requested more than once")
+        named[name] = by_default  # protocol 4.1
+        parameters = entry.get("parameters")
+        if not parameters:
+            continue
+        if bytes(parameters.get("shared_memory_region", _NULL)) != _NULL:  # protocol 4.5
+            in_shared_memory.add(name)
         flag = _flag(entry, "binary_data", name)
-        named[name] = by_default if flag is None else flag  # protocol 4.1
-        if bytes((entry.get("parameters") or {}).get("shared_memory_region", _NULL)) != _NULL:  # protocol 4.5
-            in_shared_memory |= {name}
-            named[name] = False
-    return OutputSelection(by_default, named, in_shared_memory)
+        if flag is not None:
+            named[name] = flag
+    for name in in_shared_memory:
+        named[name] = False
+    return OutputSelection(by_default, named, frozenset(in_shared_memory))
 
 
-def _flag(said: Request | Entry, key: str, output: str) -> bool | None:
-    """Take the boolean at *key* out of what the request or its *output* has *said*; None if it is absent or null.
+def _flag(said: Request | Entry, key: str, output: str | None = None) -> bool | None:
+    """Take the boolean at *key* out of the parameters of the request or its *output*; None if it is absent or null.
 
     Raises `CodecError` for anything else (protocol 4.2).
     """
     value = take_parameter(said, key)
     if value not in _FLAGS:
-        where = f"{label_of('output', output)}: " if key == "binary_data" else ""
+        where = f"{label_of('output', output)}: " if output is not None else ""
         raise CodecError(f"{where}{key}: expected true or false, got {excerpt(value)}")
     return _FLAGS[value]
 
 
-def check_names(inputs: list[Entry]) -> None:
+def _check_names(inputs: list[Entry]) -> None:
     """Raise `CodecError` for two inputs of one name (protocol 2.6)."""
     names = set()
-    for entry in inputs if len(inputs) > 1 else ():
+    for entry in inputs:
         name = text_of(entry.get("name"))
         if name is not None and name in names:
             raise CodecError(f"{label_of('input', name)} is given more than once")
@@ -278,20 +276,24 @@ def source(entry: Entry, index: int, spans: list[memoryview]) -> memoryview | in
     The text of its data, the number of its bytes among the blobs, or None for shared memory. Raises `CodecError` for
     anything but one of these (protocol 2.1).
     """
-    size = binary_size(entry, index)
+    parameters = entry.get("parameters") or {}
+    size = binary_size(entry, index) if "binary_data_size" in parameters else None
     data = None
     if "data" in entry:
-        data = spans[int(bytes(entry["data"]))] if spans else memoryview(entry["data"])
+        data = spans[int(bytes(entry["data"]))] if spans else memoryview(restore_literals(bytes(entry["data"])))
         if len(data) < 64 and bytes(data).strip(SPACE) == _NULL:
             data = None
             del entry["data"]
-    given = (data is not None) + (size is not None) + ("shared_memory_region" in (entry.get("parameters") or ()))
+    given = (data is not None) + (size is not None) + ("shared_memory_region" in parameters)
     if given != 1:
         raise CodecError(
             f"{label_of_entry(entry, 'input', index)}: Input must set only one of the following fields: 'data', "
             f"'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'; got {given or 'none'} of them"
         )
-    take_parameter(entry, "binary_data_size")
+    if "binary_data_size" in parameters:
+        del parameters["binary_data_size"]
+        if not parameters:
+            del entry["parameters"]
     return data if size is None else size
 
 
@@ -300,26 +302,24 @@ def announced(entry: Entry, index: int, size: int, blobs: Cursor) -> Tensor:
 
     Raises `CodecError` if what it says does not fit (protocol 2.2, 2.3), or the bytes are missing (protocol 1.5).
     """
-    tensor = declared(entry, index, _NO_BYTES)
-    n_elements = element_count(tensor.shape)
-    if tensor.datatype.kind is BYTES:
-        if n_elements * 4 > size:  # protocol 2.4: each has a length of four bytes
-            raise CodecError(
-                f"{tensor}: expected {count_text(n_elements)} elements, which take at least "
-                f"{count_text(n_elements * 4)} bytes for their lengths, got {size} bytes"
-            )
-    elif size != n_elements * tensor.datatype.item_bytes:
-        raise CodecError(
-            f"{tensor}: binary_data_size: expected {count_text(n_elements * tensor.datatype.item_bytes)}, got {size} "
-            f"({count_text(n_elements)} elements of {tensor.datatype.item_bytes} bytes)"
-        )
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, blobs.take(size, tensor))
+    name, datatype, shape = declaration(entry, "input", index)
+    item_bytes = datatype.item_bytes
+    n_bytes = math.prod(shape) * (item_bytes or PREFIX_BYTES)
+    try:
+        if size != n_bytes and (item_bytes or size < n_bytes):
+            raise CodecError(_wrong_size(size, n_bytes, item_bytes))
+        return Tensor(name, datatype, shape, blobs.take(size))
+    except CodecError as error:
+        raise CodecError(f"{labelled('input', name, datatype, shape)}: {error}") from None
 
 
-def declared(entry: Entry, index: int, blob: memoryview) -> Tensor:
-    """The input *entry* with the values in *blob*. Raises `CodecError` for what it may not say (protocol 2.2)."""
-    name = name_of(entry, "input", index)
-    return Tensor(name, datatype_of(entry, "input", name), shape_of(entry, "input", name), blob)
+def _wrong_size(size: int, n_bytes: int, item_bytes: int) -> str:
+    expected = count_text(n_bytes)
+    if not item_bytes:  # protocol 2.4
+        what = f"{count_text(n_bytes // PREFIX_BYTES)} elements, which take at least {expected} bytes for their lengths"
+        return f"expected {what}, got {size} bytes"
+    n_elements = count_text(n_bytes // item_bytes)
+    return f"binary_data_size: expected {expected}, got {size} ({n_elements} elements of {item_bytes} bytes)"
 
 
 def binary_size(entry: Entry, index: int) -> int | None:

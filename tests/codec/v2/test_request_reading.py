@@ -9,7 +9,6 @@ from gateway.codec import HeaderLimits, run
 from gateway.codec.v2.messages import label_of_entry
 from gateway.codec.v2.request_reading import (
     RequestText,
-    check_names,
     read_request,
     reserve_nothing,
     select,
@@ -33,9 +32,8 @@ def test_inputs_say_where_their_values_are(padding: str) -> None:
     """In one that is short, `data` stands where it was; of a long one it is passed by."""
     text = read(json.dumps({"inputs": INPUTS, "padding": padding}).encode() + b"abc")
     assert text is not None
-    assert (bytes(text.blobs.take(3, "x")), text.is_recovered) == (b"abc", True)
+    assert (bytes(text.blobs.take(3)), text.is_recovered) == (b"abc", True)
     inputs = text.request["inputs"]
-    check_names(inputs)
     assert [label_of_entry(entry, "input", index) for index, entry in enumerate(inputs)] == [
         "input 'a'",
         "input 'b'",
@@ -67,7 +65,7 @@ def test_same_name_twice_is_refused() -> None:
     text = read(b'{"inputs":[{"name":"x"},{"name":"x"}]}')
     assert text is not None
     with pytest.raises(CodecError, match="input 'x' is given more than once"):
-        check_names(text.request["inputs"])
+        select(text.request)
 
 
 @pytest.mark.parametrize("more", ["", ',"more":1'])
