@@ -61,6 +61,7 @@ class Answer:
         self._wire: Wire | None = wire  # None as soon as it is not the answer's any more
         self._deadlines = deadlines
         self._attempt = attempt
+        attempt.connection = "reused" if wire.is_reused else "new"
         assert wire.answer is not None
         self._arriving = wire.answer
 
@@ -86,11 +87,11 @@ class Answer:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._lost_before_answer(wire) from None
+        if head.defect is not None:
+            raise self._malformed(head.defect)
         attempt = self._attempt
         attempt.code = str(head.code)
         attempt.first_byte_s = self._deadlines.loop.time() - attempt.started_s
-        if head.defect is not None:
-            raise self._malformed(head.defect)
         self._head = head
         self.status, self.headers = head.code, head.headers
 
@@ -177,8 +178,8 @@ class Answer:
             raise self._malformed(f"answered with a body larger than limits.response_body, {int(max_bytes)} bytes")
         if arriving.is_read:
             self.is_read = True
-            if not self._request.is_read_whole:  # if its content is still to be judged, `approve` ends it
-                self.approve()
+            if not self._request.is_read_whole:
+                self.give_up(is_right=True)
         return chunk
 
     async def next(self, whole_bytes: int = 0) -> bytes:
@@ -189,30 +190,28 @@ class Answer:
         """
         if self._wire is None or self.is_read:
             return b""
-        if self._pacer is not None and not self._arriving.is_read:  # a small answer takes no turn behind large requests
-            await self._pacer.breathe()
-        chunk = self.read_arrived()
-        if self.is_read:
-            return chunk
-        if self._pacer is None:
-            self._pacer = Pacer()
-            if (self._head.length or whole_bytes + 1) <= whole_bytes:
-                return chunk + await self.read_whole(whole_bytes, "the answer")
-        return chunk or await self._wait()
-
-    async def _wait(self) -> bytes:
-        """Wait for the next bytes of the body; empty at its end. Raises `GatewayError`."""
         arriving = self._arriving
-        self._deadlines.enter("idle")
+        if not arriving.has_arrived:  # the last piece takes no turn behind large requests
+            if self._pacer is None:
+                self._pacer = Pacer()
+            else:
+                await self._pacer.breathe()
+        is_one_piece = (self._head.length or whole_bytes + 1) <= whole_bytes
+        pieces: list[bytes] = []
         try:
-            while not (chunk := self.read_arrived()) and not self.is_read:
+            while True:
+                piece = self.read_arrived()
+                pieces.append(piece)
+                if self.is_read or (piece and not is_one_piece):
+                    break
                 if not arriving.unread_bytes:
+                    self._deadlines.enter("idle")
                     await arriving.change()
         except NotHttpError as error:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._lost() from None
-        return chunk
+        return piece if len(pieces) == 1 else b"".join(pieces)
 
     async def chunks_for_client(self, chunk: bytes = b"") -> AsyncIterator[bytes]:
         """The body as it arrives, for a caller that hands each chunk to the client before it reads the next.
@@ -245,38 +244,27 @@ class Answer:
 
     # The end
 
-    def approve(self) -> None:
-        """Accept the answer as one to this request: if it was read to its end, the connection is kept.
+    def end(self, *, is_right: bool = False) -> bool:
+        """End the exchange: its connection is kept if request and answer have come to their ends and *is_right*.
 
-        If the request is still being sent, the connection is closed. An answer that is not approved may be another
-        request's, so its connection is not used again
-        (docs/configuration.md, "Answers that belong to another request").
-        """
-        wire = self._wire
-        if wire is None or not self.is_read:
-            return
-        if self.is_sent:
-            self._wire = None
-            self._connections.give_back(wire)
-        else:
-            self.give_up()
-
-    def abandon(self) -> bool:
-        """Stop sending, and close the connection. False if the connection was given back or closed before.
-
-        After True the slot is the caller's, for another attempt or to be released.
+        Otherwise it is closed: an answer that was not found right may be another request's
+        (docs/configuration.md, "Answers that belong to another request"). True if the slot is the caller's then, for
+        another attempt or to be released; False if it went with the connection, now or before.
         """
         if self._sending is not None:
             self._sending.cancel()
         wire, self._wire = self._wire, None
         if wire is None:
             return False
+        if is_right and self.is_read and self.is_sent:
+            self._connections.give_back(wire)
+            return False
         self._connections.drop(wire)
         return True
 
-    def give_up(self) -> None:
-        """Close the connection, because the answer is not needed any more, and release its slot."""
-        if self.abandon():
+    def give_up(self, *, is_right: bool = False) -> None:
+        """End the exchange, see `end`, and release its slot, since nothing more of the answer is needed."""
+        if self.end(is_right=is_right):
             self._connections.release_slot()
 
     def _lost_before_answer(self, wire: Wire) -> Exception:
@@ -286,12 +274,11 @@ class Answer:
         """
         if self._unsendable is not None:
             return self._unsendable
-        request, endpoint = self._request, wire.endpoint
-        assert endpoint is not None
-        tls = endpoint.tls
-        refused = wire.why_certificate_was_refused(tls.where) if tls is not None else None
+        refused = wire.why_certificate_was_refused()
         if refused is not None:
-            return self._error(ErrorKind.UNREACHABLE, f"cannot be reached at {endpoint.url}: {refused}", sent=False)
+            words = f"cannot be reached at {wire.endpoint.url}: {refused}"
+            return self._error(ErrorKind.UNREACHABLE, words, sent=False)
+        request = self._request
         is_unread = wire.was_surely_not_read()
         may_repeat = request.body.can_be_repeated and (is_unread or request.method in SURE_TO_REPEAT)
         if wire.is_reused and not wire.received_bytes and may_repeat:

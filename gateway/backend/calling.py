@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from gateway.backend.asking import BackendRequest
 from gateway.backend.attempt import Answer, Read, StaleConnectionError, Transcode
 from gateway.backend.deadlines import Deadlines
-from gateway.backend.endpoints import Endpoint, EndpointState
+from gateway.backend.endpoints import EndpointState
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.policy.ejection import FAILURES, Trial
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class _NotBinaryError(Exception):
-    """The endpoints stopped reading binary while a request that passes unchanged waited for a connection."""
+    """A request that passes unchanged has a slot, and its endpoint has not said that it reads binary."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,9 @@ class Call(Generic[T]):
     tried: Sequence[EndpointState] = ()
     """The endpoints that have failed."""
     _has_slot: bool = False  # whether this call holds a slot itself, and not its connection
-    _was_replaced: bool = False  # whether a kept connection that had died was replaced
+    # whether a kept connection that had died was replaced: once in a call, since otherwise every endpoint could execute
+    # a GET that it had read before it closed (docs/architecture.md, "Connections to backends")
+    _was_replaced: bool = False
     # about the last attempt:
     _last: Attempt = field(init=False)
     _trial: Trial | None = None
@@ -52,18 +54,18 @@ class Call(Generic[T]):
 
     async def run(self, is_settled: Callable[[], bool]) -> T:
         """Make attempts until one succeeds or no other may follow. Raises `GatewayError`."""
-        upstream = self._upstream
         number = 1
         try:
             while True:
-                now_s = upstream.loop.time()
                 try:
-                    if self.request.is_passed and not upstream.speaking.may_get_binary(upstream.pick(self, now_s)):
-                        await self._change_form()
-                        now_s = upstream.loop.time()
-                    return await self._attempt(now_s)
+                    return await self._attempt()
+                except StaleConnectionError:
+                    self._was_replaced = True
+                    self._last.code = self._last.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
+                    continue
                 except _NotBinaryError:
-                    self._attempts.pop()  # this attempt has waited in vain, and sent nothing
+                    self._attempts.pop()  # this attempt has sent nothing
+                    await self._change_form()
                     continue
                 except GatewayError as error:
                     delay_s = None if is_settled() else self._delay_before_next(number, error)
@@ -71,13 +73,11 @@ class Call(Generic[T]):
                         raise
                     self._last.repeated_for = error.kind.label
                 number += 1
-                self._answer = None
-                self._has_failed = False
                 if delay_s:
                     await asyncio.sleep(delay_s)
         finally:
             if self._has_slot:
-                upstream.connections.release_slot()
+                self._upstream.connections.release_slot()
 
     def _delay_before_next(self, number: int, error: GatewayError) -> float | None:
         """Seconds to wait before the next attempt, after attempt *number* ended with *error*; None to give up.
@@ -127,32 +127,42 @@ class Call(Generic[T]):
         words = f"backend {self._upstream.name!r}: no endpoint is left that has said that it reads binary, and {why}"
         return GatewayError(ErrorKind.UNREACHABLE, words, sent=False)
 
-    async def _attempt(self, now_s: float) -> T:
-        """Make one attempt at one endpoint, from *now_s* on. Raises `GatewayError`."""
-        upstream = self._upstream
+    async def _attempt(self) -> T:
+        """Make one attempt at one endpoint. Raises `GatewayError`, `StaleConnectionError` and `_NotBinaryError`."""
+        upstream, request, connections = self._upstream, self.request, self._upstream.connections
+        now_s = upstream.loop.time()
         state = upstream.pick(self, now_s)
-        self._note(state.endpoint, now_s)
+        self._last = attempt = Attempt(state.endpoint.url, now_s, queue_s=0.0, is_metadata=request.is_metadata)
+        self._attempts.append(attempt)
+        self._answer = None
+        self._has_failed = is_in_flight = False
         deadlines = Deadlines(upstream.watch, self._total_at, now_s)
-        is_in_flight = False
         try:
-            if not (self._has_slot or upstream.connections.take_slot()):
+            if not (self._has_slot or connections.take_slot()):
                 state = await self._wait_for_slot(deadlines)
             self._has_slot = True
-            if self.request.is_passed and not upstream.speaking.may_get_binary(state):
+            if request.is_passed and not upstream.speaking.may_get_binary(state):
                 raise _NotBinaryError
             is_in_flight = True
             state.in_flight += 1
             if state.ejection.is_ejected:
-                self._trial = state.ejection.begin_trial(self._last.started_s)
-            answer = await self._ask(state, deadlines)
+                self._trial = state.ejection.begin_trial(attempt.started_s)
+            first_bytes = request.first_bytes(state.endpoint, attempt)
+            wire = None
+            # an upload cannot be read again from the client, so it does not risk a kept connection, which may have died
+            if request.body.can_be_repeated and not self._was_replaced:
+                wire = connections.take_idle(state, attempt.started_s, request.method, first_bytes)
+            if wire is None:
+                wire = await connections.take_new(state, request.method, first_bytes)
+            self._has_slot = False  # the slot belongs to the connection now
+            self._answer = answer = Answer(request, connections, wire, deadlines, attempt)
+            await answer.begin()
             result = await self._read(answer)
-            answer.approve()
         except BaseException as error:
             self._fail(state, deadlines, error)
             raise
         else:
-            deadlines.stop()
-            self._let_go()
+            self._end(deadlines, is_right=True)
             if self._trial is not None:
                 upstream.note_success(state, self._trial)
             return result
@@ -165,14 +175,19 @@ class Call(Generic[T]):
             if self._answer is not None and self._answer.is_streamed:
                 await self._answer.stopped()
 
+    def _end(self, deadlines: Deadlines, *, is_right: bool) -> bool:
+        """End the attempt; its answer was found right or not (*is_right*). True if a timeout has ended it."""
+        if self._answer is not None and self._answer.end(is_right=is_right):
+            self._has_slot = True  # for another attempt
+        self._last.seconds = self._upstream.loop.time() - self._last.started_s
+        return deadlines.stop()
+
     def _fail(self, state: EndpointState, deadlines: Deadlines, error: BaseException) -> None:
         """Judge the endpoint by *error*, which ended the attempt. Raises `GatewayError` if a timeout had ended it."""
         answer = self._answer
         kind = error.kind if isinstance(error, GatewayError) else None
-        if kind is ErrorKind.BACKEND_ERROR and answer is not None:  # a whole answer that refuses this request
-            answer.approve()
-        has_expired = deadlines.stop()
-        self._let_go()
+        # a whole answer that refuses the request is right
+        has_expired = self._end(deadlines, is_right=kind is ErrorKind.BACKEND_ERROR)
         if isinstance(error, GatewayError):
             # the server may have closed because the client's upload was late, which is not its failure
             has_answered = answer is not None and answer.status
@@ -185,11 +200,6 @@ class Call(Generic[T]):
                 raise timeout from None
             finally:
                 del timeout  # else this frame and the error would hold each other, and with them the request
-
-    def _note(self, endpoint: Endpoint, now_s: float) -> None:
-        """Record an attempt at *endpoint* that begins *now_s*."""
-        self._last = Attempt(endpoint.url, now_s, queue_s=0.0, is_metadata=self.request.is_metadata)
-        self._attempts.append(self._last)
 
     async def _wait_for_slot(self, deadlines: Deadlines) -> EndpointState:
         """Wait in the queue, and choose the attempt's endpoint afterwards. Raises `GatewayError` OVERLOADED."""
@@ -206,46 +216,6 @@ class Call(Generic[T]):
         state = self._upstream.pick(self, attempt.started_s)
         attempt.endpoint = state.url
         return state
-
-    async def _ask(self, state: EndpointState, deadlines: Deadlines) -> Answer:
-        """Send the request, and return its answer when the head has come. Raises `GatewayError`.
-
-        The request is sent once more if a kept connection has died (docs/architecture.md, "Connections to backends").
-        This happens once in a call: otherwise every endpoint could execute a GET that it had read before it closed.
-        """
-        request, connections, endpoint = self.request, self._upstream.connections, state.endpoint
-        while True:
-            attempt = self._last
-            first_bytes = request.first_bytes(endpoint, attempt)
-            wire = None
-            # an upload cannot be read again from the client, so it does not risk a kept connection, which may have died
-            if request.body.can_be_repeated and not self._was_replaced:
-                wire = connections.take_idle(state, attempt.started_s, request.method, first_bytes)
-            if wire is None:
-                wire = await connections.take_new(state, request.method, first_bytes)
-            attempt.connection = "reused" if wire.is_reused else "new"
-            self._has_slot = False  # the slot belongs to the connection now
-            self._answer = answer = Answer(request, connections, wire, deadlines, attempt)
-            try:
-                await answer.begin()
-                return answer
-            except StaleConnectionError:
-                deadlines.enter("total")  # connecting does not count in `first_byte`
-                self._was_replaced = True
-                self._has_slot = answer.abandon()
-                now_s = self._upstream.loop.time()
-                attempt.code = attempt.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
-                attempt.seconds = now_s - attempt.started_s
-                self._note(endpoint, now_s)
-            except GatewayError:
-                attempt.first_byte_s = None  # the bytes that came were no answer
-                raise
-
-    def _let_go(self) -> None:
-        """End the attempt: close its connection, unless it was given back, and keep the slot for another attempt."""
-        if self._answer is not None and self._answer.abandon():
-            self._has_slot = True
-        self._last.seconds = self._upstream.loop.time() - self._last.started_s
 
     def _judge(self, state: EndpointState, error: GatewayError, is_failure: bool) -> None:
         """Judge the endpoint by an attempt that ended with *error*; *is_failure*: the endpoint caused it."""

@@ -159,9 +159,8 @@ class Connections:
             state.idle.popleft().abort()
         elif self._in_use + self._n_idle() > self._limits.max_connections:
             self._close_longest_idle()
-        endpoint = state.endpoint
-        wire = await self.connect(endpoint)
-        wire.endpoint, wire.state = endpoint, state
+        wire = await self.connect(state.endpoint)
+        wire.state = state
         state.busy += 1
         wire.begin(method, first_bytes)
         return wire
@@ -178,7 +177,7 @@ class Connections:
                 sock = await aiohappyeyeballs.start_connection(
                     addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, loop=loop
                 )
-                wire = Wire(loop, self._lost, sock)
+                wire = Wire(loop, endpoint, self._lost, sock)
                 if endpoint.tls is None:
                     await loop.create_connection(lambda: wire, sock=sock)
                 else:

@@ -185,8 +185,7 @@ class Asker:
             while len(received) < self.max_bytes and (chunk := await answer.read_body()):
                 received += chunk
         except LostError:
-            tls = self.endpoint.tls
-            raise LostError((tls and wire.why_certificate_was_refused(tls.where)) or "") from None
+            raise LostError(wire.why_certificate_was_refused() or "") from None
         finally:
             wire.abort()
         took_s = clock.time() - began_s

@@ -38,15 +38,21 @@ class Wire(asyncio.Protocol):
     Any byte between two exchanges closes the connection (docs/architecture.md, "Connections to backends").
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Wire], None]", sock: socket.socket) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        endpoint: "Endpoint",
+        on_lost: "Callable[[Wire], None]",
+        sock: socket.socket,
+    ) -> None:
         """*on_lost* is called when the connection is gone. *sock* must be connected; its kernel counters are read."""
         self._loop = loop
+        self.endpoint = endpoint
         self._on_lost = on_lost
         self.transport: asyncio.Transport | None = None
         """The transport; None before the connection is open, and when it is gone."""
-        self.endpoint: Endpoint | None = None
         self.state: EndpointState | None = None
-        """The endpoint and its state, set when the connection is taken for a request."""
+        """The endpoint's state, set when the connection is taken for a request."""
         self.answer: ArrivingAnswer | None = None
         """The answer of the exchange that is open."""
         self.idle_since = 0.0
@@ -230,14 +236,15 @@ class Wire(asyncio.Protocol):
             reset_on_close(self.transport)
         self.abort()
 
-    def why_certificate_was_refused(self, where: str) -> str | None:
+    def why_certificate_was_refused(self) -> str | None:
         """Why the backend refused the gateway's certificate on a new connection, in words; None if it did not.
 
-        *where* is the path of the TLS settings. The backend has read nothing of the request, see `tls.why_refused`.
+        The backend has read nothing of the request, see `tls.why_refused`.
         """
-        if self.tls is None or self.is_reused or self.received_bytes or self.tls.version != "TLSv1.3":
+        settings = self.endpoint.tls
+        if settings is None or self.tls is None or self.is_reused or self.received_bytes:
             return None
-        return why_refused(self._reset, where)
+        return why_refused(self._reset, settings.where) if self.tls.version == "TLSv1.3" else None
 
     def was_surely_not_read(self) -> bool:
         """Whether it is certain that the backend read nothing of this exchange's request.

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from gateway.backend.arriving import ArrivingAnswer
 from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer
-from gateway.backend.endpoints import EndpointState
+from gateway.backend.endpoints import Endpoint, EndpointState
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
 from gateway.config import parse
@@ -17,6 +17,8 @@ from gateway.exchange import Attempt
 from gateway.plan import Plan
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+SOMEWHERE = Endpoint.parse("http://127.0.0.1:1", None)
 
 INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
 
@@ -123,7 +125,7 @@ async def listening(method: str) -> AsyncIterator[tuple[Wire, ArrivingAnswer]]:
     """A connection on which a request of *method* is open; the test gives it what the backend sends."""
     ours, theirs = socket.socketpair()
     loop = asyncio.get_running_loop()
-    transport, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None, ours), sock=ours)
+    transport, wire = await loop.create_connection(lambda: Wire(loop, SOMEWHERE, lambda lost: None, ours), sock=ours)
     wire.begin(method, b"")
     assert wire.answer is not None
     try:

@@ -26,7 +26,7 @@ def work() -> None:
 class Arrived:
     """An answer whose body is all there from the second look on: reading it takes long and never waits."""
 
-    is_read = False
+    is_read = has_arrived = False
     unread_bytes = 0
 
     def __init__(self) -> None:
