@@ -104,10 +104,12 @@ class Output:
         """The *error* of a value, with the output's path."""
         return CodecError(f"{error} (at {self._path})") if self._path else error
 
-    def wait(self, texts: bytes) -> None:
-        """Keep the *texts* of rows, with commas between them, for later."""
+    def wait(self, texts: bytes, most_bytes: int) -> Reading[None]:
+        """Keep the *texts* of rows, with commas between them, for later; at most *most_bytes* of them wait."""
         self.waiting += b"," if self.waiting else b"["
         self.waiting += texts
+        if len(self.waiting) >= most_bytes:
+            yield from self.read_waiting()
 
     def read_waiting(self) -> Reading[None]:
         """Read the texts that wait as one array."""

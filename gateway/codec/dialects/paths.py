@@ -44,8 +44,6 @@ class Node(msgspec.Struct, frozen=True):
     """Whether it has all outputs, in a form that shows where each of them is."""
     has_names: bool = False
     """Whether it is an object each member of which is the output of that name."""
-    is_whole: bool = False
-    """Whether the list has the items in `inside` and no others."""
 
 
 def steps_of(path: str) -> list[Step]:
@@ -92,11 +90,11 @@ def tree_of(paths: Mapping[str, str]) -> Node:
 
     Raises `CodecError` if one is no path, or if not all of them can be followed in one answer.
     """
-    return _node("$", [(output, steps_of(path)) for output, path in paths.items()])
+    return node_at("$", [(output, steps_of(path)) for output, path in paths.items()])
 
 
-def _node(path: str, ways: list[tuple[str, list[Step]]]) -> Node:
-    """What the *ways* of outputs, from *path* on, have in common."""
+def node_at(path: str, ways: list[tuple[str, list[Step]]]) -> Node:
+    """What the *ways* of outputs, from *path* on, have in common. Raises `CodecError` as `tree_of` does."""
     first = [steps[0] if steps else () for _, steps in ways]
     kinds = {type(step) for step in first}
     if len(ways) == 1 and first[0] in ((), None) and len(ways[0][1]) < 2:
@@ -108,7 +106,7 @@ def _node(path: str, ways: list[tuple[str, list[Step]]]) -> Node:
     behind: dict[Step, list[tuple[str, list[Step]]]] = {}
     for output, steps in ways:
         behind.setdefault(steps[0], []).append((output, steps[1:]))
-    inside = {step: _node(path + _text(step), those) for step, those in behind.items()}
+    inside = {step: node_at(path + _text(step), those) for step, those in behind.items()}
     outputs: dict[str, str] = {}
     for node in inside.values():
         outputs |= node.outputs

@@ -11,12 +11,13 @@ Not here: what paths are (`paths`), what an output is made of (`output`), and th
 """
 
 import re
-from itertools import chain, count
+from collections.abc import Iterable
+from itertools import chain, count, islice
 from typing import Any
 
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
 from gateway.codec.dialects.output import SETTING, Output, Text, shown
-from gateway.codec.dialects.paths import AnswerForm, Node, Step
+from gateway.codec.dialects.paths import AnswerForm, Node, Step, node_at
 from gateway.codec.inference import DEFAULT_LIMITS, MAX_NAME, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
 from gateway.codec.json.brackets import ARRAY, OBJECT
@@ -109,7 +110,9 @@ class Walk:
         if node.has_outputs:
             self._with_outputs = node
             self.found.clear()
-            node = self._node_of_all(text if isinstance(text, bytes) else (yield from text.beginning()))
+            node = self._node_of_all(node.path, text if isinstance(text, bytes) else (yield from text.beginning()))
+            if node.inside:
+                yield STEP
         code = text[0] if isinstance(text, bytes) else (yield from text.first())
         if node.code not in (0, code):
             yield from self._pass_other(node, text)
@@ -124,7 +127,7 @@ class Walk:
 
     def _put(self, node: Node, text: Text) -> Reading[None]:
         """Take the value of the output at *node*: all of it, or that in a row."""
-        output = self._output(node)
+        output = self._output(str(node.output), node.path)
         if output is None:
             if not isinstance(text, bytes):
                 yield from text.pour(TextSink(label_of("output", str(node.output)), None))
@@ -135,9 +138,8 @@ class Walk:
         if len(self.found) > 1:
             yield STEP
 
-    def _output(self, node: Node) -> Output | None:
-        """The output at *node*, a new one outside of rows; None if the client does not want it. Raises `CodecError`."""
-        name = str(node.output)
+    def _output(self, name: str, path: str) -> Output | None:
+        """The output *name*, a new one outside of rows; None if the client does not want it. Raises `CodecError`."""
         if name in self._columns:
             return self._columns[name]
         described = self.described.get(name)
@@ -147,7 +149,7 @@ class Walk:
             raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
         if described is None or described.datatype is None:
             raise CodecError(f"{label_of('output', name)}: its datatype is not known; {SETTING} can say it")
-        self.found[name] = output = Output(described, described.datatype, node.path, b64_objects=self.form.b64_objects)
+        self.found[name] = output = Output(described, described.datatype, path, b64_objects=self.form.b64_objects)
         if len(self.found) > self._limits.max_tensors:
             raise CodecError(
                 f"more than {self._limits.max_tensors} outputs, which is the most that `limits.tensors` allows"
@@ -156,39 +158,23 @@ class Walk:
             self._columns[name] = output
         return output
 
-    def _node_of_all(self, beginning: bytes) -> Node:
-        """How a value with this *beginning* has all outputs. Raises `CodecError` if it does not show where they are."""
+    def _node_of_all(self, path: str, beginning: bytes) -> Node:
+        """How the value at *path*, with this *beginning*, has all outputs. Raises `CodecError` if it does not show."""
         found = _OBJECT.match(beginning)
         has_elements = self.form.b64_objects and "b64" not in self.described  # such objects may be elements of BYTES
         if found is not None and not (has_elements and is_key(found[2] or b"", b'"b64"')):
             return _ROWS_BY_NAME if found[1] else _BY_NAME
         names = list(self.described)
         if len(names) == 1:
-            return _named(names[0])
-        items: dict[Step, Node] = {index: _named(name) for index, name in enumerate(names)}
-        in_order = Node("", None, ARRAY, items, dict.fromkeys(names, ""), is_whole=True)
-        in_rows = Node("", None, ARRAY, {None: in_order}, is_whole=True)
-        if beginning.translate(None, SPACE).startswith(b"[]"):  # no rows at all are those of every output
-            return in_rows
-        if not names:
-            raise CodecError(f"an output without a name; {SETTING} can give it one")
-        if not self._has_order:
+            return node_at(path, [(names[0], [])])
+        has_no_rows = beginning.translate(None, SPACE).startswith(b"[]")  # which are those of every output
+        if not names or not (has_no_rows or self._has_order):
+            known = f", but the model has {len(names)} ({_listed(names)})" if names else ""
             raise CodecError(
-                f"an output without a name, but the model has {len(names)} ({self._listed()}); {SETTING} can list all "
-                "of them in the order of the server's answers"
+                f"an output without a name{known}; {SETTING} can list all of them in the order of the server's answers"
             )
-        return in_rows if self.form.in_rows else in_order
-
-    def _no_list(self, got: str) -> CodecError:
-        """What to raise where outputs without names are not in a list."""
-        where = "" if self._row is None else f"row {self._n_rows}: "
-        return CodecError(
-            f"{where}expected a list with {len(self.described)} values, one for each output ({self._listed()}), "
-            f"got {got}"
-        )
-
-    def _listed(self) -> str:
-        return ", ".join(map(repr, list(self.described)[:MAX_NAMED]))
+        before: list[Step] = [None] if has_no_rows or self.form.in_rows else []
+        return node_at(path, [(name, [*before, index]) for index, name in enumerate(names)])
 
     # Objects and lists
 
@@ -209,17 +195,28 @@ class Walk:
         else:
             yield from read_items(text, parse_list, read_run, lambda: self._entry(node, next(indexes), text, there))
         n_items = next(indexes)
-        if node.is_whole and n_items < len(node.inside):
-            raise self._no_list(str(n_items))
+        if self._is_whole(node) and n_items != len(node.inside):
+            where = "" if self._row is None else f"row {self._n_rows}: "
+            raise CodecError(
+                f"{where}expected a list with {len(node.inside)} values, one for each output "
+                f"({_listed(node.outputs)}), got {n_items} (at {node.path})"
+            )
         self._note(node, "" if node.code == OBJECT else f"is a list of {n_items}", there)
+
+    def _is_whole(self, node: Node) -> bool:
+        """Whether *node* is a list that has a value for each output, and nothing else."""
+        return node.code == ARRAY and not self.form.tree.outputs
 
     def _entry(self, node: Node, key: Key, text: Text, there: dict[Key, None]) -> Reading[None]:
         """Read the value of *key* in an object or a list; what may be named in errors gets *there*."""
-        inner = _named(str(key)) if node.has_names else node.inside.get(key)
+        inner = Node("", str(key), outputs={str(key): ""}) if node.has_names else node.inside.get(key)
         if inner is not None or len(there) < MAX_NAMED:
             there[key] = None
         if inner is None:
-            yield from self._pass_entry(node, key, text)
+            name = str(key) if node.code == OBJECT else ""
+            if isinstance(text, bytes) and name in WORD_MEMBERS:
+                self._words[name] = text
+            yield from self._pass(text, excerpt(name.encode()) if name else node.path, len(name))
         elif inner.has_outputs and text == b"null":  # which is the same as none
             self._with_outputs = None if self._with_outputs is inner else self._with_outputs
         else:
@@ -232,8 +229,7 @@ class Walk:
         """
         lost = [node] if there is None else [inner for key, inner in node.inside.items() if key not in there]
         for name, path in chain.from_iterable([inner.outputs.items() for inner in lost]):
-            members = ", ".join([repr(str(key)[:MAX_NAME]) for key in list(there or ())[:MAX_NAMED]])
-            says = words or (f"has the members {members}" if members else "has no members")
+            says = words or (f"has the members {_listed(there)}" if there else "has no members")
             self._lacking[name] = f"nothing at {path}; {node.path} {says}"
 
     # Rows
@@ -244,7 +240,7 @@ class Walk:
             text = ArrivingText.of_value(bytearray(text))
         self._columns, self._n_rows, self._row = {}, 0, {}
         for name, path in row.outputs.items():
-            self._output(Node(path, output=name))
+            self._output(name, path)
         yield STEP
 
         def parse(window: bytes) -> "list[Columns]":
@@ -254,7 +250,7 @@ class Walk:
             for n_rows, texts in runs:
                 self._n_rows += n_rows
                 for name, output in self._columns.items():
-                    yield from self._wait(output, b",".join(texts[name]))
+                    yield from output.wait(b",".join(texts[name]), WAITING_BYTES // len(self._columns))
 
         yield from read_items(text, parse, read_run, lambda: self._single_row(row, text))
         for output in self._columns.values():
@@ -268,14 +264,14 @@ class Walk:
         alone.
         """
         items: list[Any] = parse_lists(window) if row.code == ARRAY else parse_objects(window)
-        if row.is_whole and any(len(item) != len(row.inside) for item in items):
+        if self._is_whole(row) and any(len(item) != len(row.inside) for item in items):
             raise CodecError("a row of another length")
         inside = row.inside
         if row.has_names:
             names = dict.fromkeys(chain(self._columns, *items))
             if not self._n_rows and len(names) > len(items[0]):
                 raise CodecError("a row with more values")
-            inside = {name: _named(name) for name in names if self._output(_named(name)) is not None}
+            inside = {name: Node("", name, outputs={name: ""}) for name in names if self._output(name, "") is not None}
         columns: dict[str, list[bytes]] = {}
         for key, inner in inside.items():
             if self._columns.keys().isdisjoint(inner.outputs):
@@ -301,38 +297,21 @@ class Walk:
                 why = self.lacking(name)
                 raise CodecError(f"{output.label}: row {self._n_rows}{':' if why else ''} {why or 'does not have it'}")
             if isinstance(value, bytes):
-                yield from self._wait(output, value)
+                yield from output.wait(value, WAITING_BYTES // len(self._columns))
             else:
                 yield from output.read_waiting()
                 output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
         self._n_rows += 1
-
-    def _wait(self, output: Output, texts: bytes) -> Reading[None]:
-        """Keep *texts* of rows for later, while this is little of all outputs together."""
-        output.wait(texts)
-        if len(output.waiting) * len(self._columns) >= WAITING_BYTES:
-            yield from output.read_waiting()
 
     # What is on no path
 
     def _pass_other(self, node: Node, text: Text) -> Reading[None]:
         """Pass over a value that is not what leads on at *node*."""
         there = shown(text)
-        if node.is_whole:
-            raise self._no_list(there)
         if not node.outputs:
             raise CodecError(f"expected a JSON object, got {there}")
         self._note(node, f"is {there}")
         yield from self._pass(text, node.path)
-
-    def _pass_entry(self, node: Node, key: Key, text: Text) -> Reading[None]:
-        """Pass over the value of *key* in an object or a list."""
-        if node.is_whole:
-            raise self._no_list("more")
-        name = str(key) if node.code == OBJECT else ""
-        if isinstance(text, bytes) and name in WORD_MEMBERS:
-            self._words[name] = text
-        yield from self._pass(text, excerpt(name.encode()) if name else node.path, len(name))
 
     def _pass(self, text: Text, label: str, n_bytes: int = 0) -> Reading[None]:
         """Pass over a value, which has *n_bytes* before it; *label* is for errors."""
@@ -352,6 +331,5 @@ class Walk:
             )
 
 
-def _named(output: str) -> Node:
-    """A value that is an *output* without a path of its own."""
-    return Node("", output, outputs={output: ""})
+def _listed(names: Iterable[Key]) -> str:
+    return ", ".join([repr(str(name)[:MAX_NAME]) for name in islice(names, MAX_NAMED)])

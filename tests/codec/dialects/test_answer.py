@@ -580,11 +580,11 @@ ONE_EACH = "expected a list with 2 values, one for each output \\('y', 'n'\\), g
 @pytest.mark.parametrize(
     ("text", "form", "words"),
     [
-        ('{"outputs":[[1]]}', TENSORFLOW, f"^{ONE_EACH}1$"),
-        ('{"outputs":[1,2,3]}', TENSORFLOW, f"^{ONE_EACH}more$"),
-        ('{"outputs":[1,2,tru]}', TENSORFLOW, f"^{ONE_EACH}more$"),
-        ('{"outputs":0.5}', TENSORFLOW, f"^{ONE_EACH}0.5"),
-        ('{"outputs":{"b64":"YQ=="}}', TENSORFLOW, f'^{ONE_EACH}{{"b64'),
+        ('{"outputs":[[1]]}', TENSORFLOW, f"^{ONE_EACH}1 \\(at \\$.outputs\\)$"),
+        ('{"outputs":[1,2,3]}', TENSORFLOW, f"^{ONE_EACH}3 "),
+        ('{"outputs":[1,2,tru]}', TENSORFLOW, "^\\$.outputs: JSON is cut off"),
+        ('{"outputs":0.5}', TENSORFLOW, "^output 'y': nothing at \\$.outputs\\[0\\]; \\$.outputs is 0.5"),
+        ('{"outputs":{"b64":"YQ=="}}', TENSORFLOW, '^output .y.: nothing at .*; \\$.outputs is {"b64'),
         ('{"outputs":[[[1],[2,3]],1]}', TENSORFLOW, "^output 'y' \\(FP32\\).*ragged"),
         ('{"outputs":[1,1.5]}', TENSORFLOW, "^output 'n' \\(INT64\\).*expected INT64, got 1.5"),
         ('{"outputs":[1,[2,]]}', TENSORFLOW, "^output 'n'"),
@@ -593,13 +593,13 @@ ONE_EACH = "expected a list with 2 values, one for each output \\('y', 'n'\\), g
         ('{"outputs":[1 2]}', TENSORFLOW, "malformed JSON"),
         ('{"outputs":[1,2}', TENSORFLOW, "malformed JSON"),
         ('{"outputs":[1,{"y":1}]}', TENSORFLOW, "^output 'n'"),
-        ('{"predictions":[[1]]}', ROWS, f"^row 0: {ONE_EACH}1$"),
-        ('{"predictions":[[1,2],[]]}', ROWS, f"^row 1: {ONE_EACH}0$"),
-        ('{"predictions":[[1,2],[1,2,3]]}', ROWS, f"^row 1: {ONE_EACH}more$"),
-        ('{"predictions":[[1,2],3]}', ROWS, f"^row 1: {ONE_EACH}3"),
-        ('{"predictions":[[1,2],{"y":1,"n":2}]}', ROWS, f'^row 1: {ONE_EACH}{{"y"'),
-        ('{"predictions":[1,2]}', ROWS, f"^row 0: {ONE_EACH}1"),
-        ('{"predictions":0.5}', ROWS, f"^{ONE_EACH}0.5"),
+        ('{"predictions":[[1]]}', ROWS, f"^row 0: {ONE_EACH}1 \\(at \\$.predictions\\[\\*\\]\\)$"),
+        ('{"predictions":[[1,2],[]]}', ROWS, f"^row 1: {ONE_EACH}0 "),
+        ('{"predictions":[[1,2],[1,2,3]]}', ROWS, f"^row 1: {ONE_EACH}3 "),
+        ('{"predictions":[[1,2],3]}', ROWS, "^output 'y' .*: row 1: nothing at \\$.predictions\\[\\*\\]\\[0\\]; .* 3"),
+        ('{"predictions":[[1,2],{"y":1,"n":2}]}', ROWS, '^output .y. .*: row 1: nothing at .*; .* is {"y"'),
+        ('{"predictions":[1,2]}', ROWS, "^output 'y' .*: row 0: nothing at .*; .* is 1"),
+        ('{"predictions":0.5}', ROWS, "^output 'y': nothing at .*; \\$.predictions is 0.5"),
         ('{"predictions":[[1,2],[[1],2]]}', ROWS, "^output 'y' \\(FP32\\).*ragged"),
         ('{"predictions":[[1,2],[1,"a"]]}', ROWS, "^output 'n' \\(INT64\\).*expected INT64"),
         ('{"predictions":[[1,2],[1,nul]]}', ROWS, "^output 'n'"),
@@ -647,9 +647,9 @@ def test_lists_and_rows_may_be_longer_than_a_step(chunk_bytes: int | None) -> No
     found = tensors_of(read(cut(text, chunk_bytes), listed(n="INT64", t="BYTES"), form=ROWS))
     assert found["n"] == ("INT64", [5], int64(1, 9000, 2, 3, 9000))
     assert found["t"] == ("BYTES", [5], blob_of([text for _, text in rows]))
-    for last, got in (([1, "x" * 9000, 0], "more"), ([list(range(9000))], "1")):
+    for last, got in (([1, "x" * 9000, 0], "3"), ([list(range(9000))], "1")):
         text = json.dumps({"predictions": [*rows, last]}).encode()
-        with pytest.raises(CodecError, match=f"^row 5: expected a list with 2 values.* got {got}$"):
+        with pytest.raises(CodecError, match=f"^row 5: expected a list with 2 values.* got {got} "):
             read(cut(text, chunk_bytes), listed(n="INT64", t="BYTES"), form=ROWS)
 
 
