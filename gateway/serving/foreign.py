@@ -167,7 +167,7 @@ class Foreign:
     def _decoder_by(self, described: ModelDescription) -> Decoder:
         call = self.call
         form, limits = self.dialect.answer_form(described), call.plan.header_limits
-        walk = Walk(form, described, self._request.selection, limits=limits, lists_all=described.is_complete)
+        walk = Walk(form, described, self._request.selection, limits=limits)
         return DialectAnswer(walk, model=call.match.model or "", request_id=self._request.id, version=self.version)
 
     # What the server says beside inferences

@@ -772,7 +772,7 @@ async def test_base64_of_an_output_is_read_also_in_lines() -> None:
             assert output["parameters"] == {"content_type": "base64"}
             assert [base64.b64decode(text) for text in output["data"]] == octets
     async with before(Scripted(b'{"predictions": ["YQ"]}'), settings) as stage:
-        assert "output 'b' (BYTES): element 0 is not base64" in error_of(await stage.infer(), 502)
+        assert "output 'b' (BYTES, at $.predictions): element 0 is not base64" in error_of(await stage.infer(), 502)
 
 
 @pytest.mark.parametrize("policy", ["", "bytes: base64\n"])

@@ -123,11 +123,7 @@ class DialectAnswer:
         walk = self._walk
         for name in walk.selection.named or walk.described:
             if name not in walk.found:
-                words = ": the answer does not have it, but the model's description does"
-                if walk.selection.named:
-                    words = " was requested, but the answer does not have it"
-                lacking = walk.lacking(name)
-                raise CodecError(f"{label_of('output', name)}{f': {lacking}' if lacking else words}")
+                raise CodecError(f"{label_of('output', name)}: {walk.lacking(name)}")
         for output in walk.found.values() if walk.form.tree.outputs else ():
             output.check_shape()
 

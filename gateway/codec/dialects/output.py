@@ -60,7 +60,7 @@ class Output:
     @property
     def label(self) -> str:
         """How errors call it."""
-        return f"{label_of('output', self.name)} ({self.datatype.name})"
+        return f"{label_of('output', self.name)} ({self.datatype.name}{f', at {self._path}' if self._path else ''})"
 
     @property
     def held_bytes(self) -> int:
@@ -75,19 +75,16 @@ class Output:
 
     def read(self, text: Text) -> Reading[Value]:
         """Read *text*, nested data or a scalar."""
-        try:
-            if isinstance(text, bytes):
-                value = short_value(text, self.datatype)
-                if value is not None:
-                    return value
-                text = ArrivingText.of_value(bytearray(text))
-            code = yield from text.first()
-            if code == OBJECT and not self._b64_objects:
-                raise CodecError(f"{self.label}: expected values, got {shown(text)}")
-            self._sink = sink = self.new_sink()
-            yield from text.pour(sink)
-        except CodecError as error:
-            raise self._at_path(error) from None
+        if isinstance(text, bytes):
+            value = short_value(text, self.datatype)
+            if value is not None:
+                return value
+            text = ArrivingText.of_value(bytearray(text))
+        code = yield from text.first()
+        if code == OBJECT and not self._b64_objects:
+            raise CodecError(f"{self.label}: expected values, got {shown(text)}")
+        self._sink = sink = self.new_sink()
+        yield from text.pour(sink)
         self._sink = None
         return Value(sink.shape, sink.blobs(), sink.nonfinite if isinstance(sink, NumberSink) else 0)
 
@@ -99,10 +96,6 @@ class Output:
         missing = self._described.missing
         becomes = _MISSING_HINT if missing is None else missing.encode()
         return BytesSink(label, None, b64_objects=self._b64_objects, missing=becomes)
-
-    def _at_path(self, error: CodecError) -> CodecError:
-        """The *error* of a value, with the output's path."""
-        return CodecError(f"{error} (at {self._path})") if self._path else error
 
     def wait(self, texts: bytes, most_bytes: int) -> Reading[None]:
         """Keep the *texts* of rows, with commas between them, for later; at most *most_bytes* of them wait."""
@@ -146,14 +139,10 @@ class Output:
                 self.blobs.append(blob if len(blob) > JOINED_BYTES else bytearray(blob))
 
     def decode(self) -> Generator[None, None, None]:
-        """Make octets of the elements, where these are strings of base64. Yields after each step of work."""
-        if self.is_base64:
-            try:
-                decoded = yield from from_base64([memoryview(blob) for blob in self.blobs], self.label, LINE_BREAKS)
-            except CodecError as error:
-                raise self._at_path(error) from None
-            self.blobs = [*decoded]
-            self.n_bytes = sum(map(len, decoded))
+        """Make octets of the elements, which are strings of base64. Yields after each step of work."""
+        decoded = yield from from_base64([memoryview(blob) for blob in self.blobs], self.label, LINE_BREAKS)
+        self.blobs = [*decoded]
+        self.n_bytes = sum(map(len, decoded))
 
     def check_shape(self) -> None:
         """Raise `CodecError` unless the shape is the one of the model's description, where that says it."""

@@ -55,21 +55,18 @@ class Walk:
         selection: OutputSelection,
         *,
         limits: HeaderLimits = DEFAULT_LIMITS,
-        lists_all: bool = True,
     ) -> None:
         """*description* has the datatypes of the outputs, and the names of those that the answer does not name.
 
-        *limits* bound the JSON beside the outputs and their number. *lists_all*: whether an output that is not in the
-        description is a `CodecError`; otherwise it is left out.
+        *limits* bound the JSON beside the outputs and their number.
         """
         self.found: dict[str, Output] = {}
         """The outputs that the client wants, by name, in the order in which they come."""
         self.form = form
         self.described = description.outputs_by_name
-        self._has_order = description.has_output_order
+        self._description = description
         self.selection = selection
         self._limits = limits
-        self._lists_all = lists_all
         self._beside_bytes = 0
         self._words: Members = {}
         self._with_outputs: Node | None = None  # the last member that had all outputs
@@ -95,8 +92,8 @@ class Walk:
             raise CodecError(f"no {wanted}{self._error()}")
 
     def lacking(self, output: str) -> str:
-        """Why there was nothing at the path of *output*; empty if it has none of its own."""
-        return f"{self._lacking[output]}{self._error()}" if output in self._lacking else ""
+        """Why there is no *output*."""
+        return f"{self._lacking.get(output, 'the answer does not have it')}{self._error()}"
 
     def _error(self) -> str:
         """What the answer says of an error."""
@@ -143,7 +140,7 @@ class Walk:
         if name in self._columns:
             return self._columns[name]
         described = self.described.get(name)
-        if not self.selection.is_wanted(name) or (described is None and not self._lists_all):
+        if not self.selection.is_wanted(name) or (described is None and not self._description.is_complete):
             return None
         if self._n_rows:
             raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
@@ -168,7 +165,7 @@ class Walk:
         if len(names) == 1:
             return node_at(path, [(names[0], [])])
         has_no_rows = beginning.translate(None, SPACE).startswith(b"[]")  # which are those of every output
-        if not names or not (has_no_rows or self._has_order):
+        if not names or not (has_no_rows or self._description.has_output_order):
             known = f", but the model has {len(names)} ({_listed(names)})" if names else ""
             raise CodecError(
                 f"an output without a name{known}; {SETTING} can list all of them in the order of the server's answers"
@@ -294,8 +291,7 @@ class Walk:
         for name, output in self._columns.items():
             value = values.pop(name, None)
             if value is None:
-                why = self.lacking(name)
-                raise CodecError(f"{output.label}: row {self._n_rows}{':' if why else ''} {why or 'does not have it'}")
+                raise CodecError(f"{label_of('output', name)}: row {self._n_rows}: {self.lacking(name)}")
             if isinstance(value, bytes):
                 yield from output.wait(value, WAITING_BYTES // len(self._columns))
             else:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+from msgspec import structs
+
 from gateway.codec import (
     DIALECTS,
     DialectAnswer,
@@ -103,7 +105,7 @@ def read_answer(
     limits: HeaderLimits = LIMITS,
 ) -> Reply:
     """The reply to an answer that comes in *chunks*."""
-    walk = Walk(form, description, selection, limits=limits)
+    walk = Walk(form, structs.replace(description, is_complete=True), selection, limits=limits)
     answer = DialectAnswer(walk, model="m", request_id=request_id, version=version)
     for chunk in chunks:
         exhaust(answer.feed(chunk))

@@ -206,11 +206,11 @@ REFUSED = [
     ('{"outputs":[1 2]}', Y, "output 'y'"),
     ('{"outputs":[[1],[2,3]]}', Y, "output 'y'.*ragged"),
     ('{"outputs":[[1],2]}', Y, "output 'y'.*ragged"),
-    ('{"outputs":["a"]}', Y, "output 'y' \\(FP32\\).*element 0"),
-    ('{"outputs":"a"}', Y, "output 'y' \\(FP32\\).*element 0"),
+    ('{"outputs":["a"]}', Y, "output 'y' \\(FP32, at \\$.outputs\\).*element 0"),
+    ('{"outputs":"a"}', Y, "output 'y' \\(FP32, at \\$.outputs\\).*element 0"),
     ('{"outputs":nope}', Y, "output 'y'"),
     ('{"outputs":0[}', Y, "output 'y'"),
-    ('{"outputs":0[{}', Y, "output 'y' \\(FP32\\): malformed JSON near element 0"),
+    ('{"outputs":0[{}', Y, "output 'y' \\(FP32, at \\$.outputs\\): malformed JSON near element 0"),
     ('{"outputs":{"y":0[1}}', Y, "output 'y'"),
     ('{"outputs":{"y":tru}}', Y, "output 'y'"),
     ('{"outputs":[1e39]}', Y, "output 'y'.*FP32 cannot hold 1e\\+39"),
@@ -220,12 +220,12 @@ REFUSED = [
     ('{"outputs":300}', described(y="UINT8"), "output 'y'.*UINT8 cannot hold 300"),
     ('{"outputs":[1]}', described(y="BYTES"), "output 'y'.*expected a string"),
     ('{"outputs":{"b64":"*"}}', described(y="BYTES"), "output 'y'.*base64"),
-    ('{"outputs":["\\ud800"]}', described(y="BYTES"), "output 'y' \\(BYTES\\): element 0 is not JSON"),
+    ('{"outputs":["\\ud800"]}', described(y="BYTES"), "output 'y' \\(BYTES, at \\$.outputs\\): element 0 is not JSON"),
     ('{"outputs":{"n":1,"y":"\\ud800"}}', described(y="BYTES", n="INT8"), "output 'y' \\(BYTES\\): element 0 is not"),
     ('{"predictions":[{"y":1},{"y":nul},{"y":2}]}', Y, "output 'y'"),
     ('{"predictions":[{"y":1,"n":2},{"y":1,"n":[x]}]}', TWO, "output 'n'"),
     ('{"outputs":{"y":[1],"n":[2,]}}', TWO, "output 'n'"),
-    ('{"outputs":{}}', Y, "output 'y': the answer does not have it, but the model's description does"),
+    ('{"outputs":{}}', Y, "output 'y': the answer does not have it$"),
     ('{"predictions":[{},{}]}', Y, "output 'y': the answer does not have it"),
     ('{"predictions":[{"y":1},{"y":1}]}', TWO, "output 'n': the answer does not have it"),
     ('{"outputs":{"n":[1]}}', TWO, "output 'y': the answer does not have it"),
@@ -247,9 +247,9 @@ REFUSED = [
     ('{"outputs":[1]}', TWO, "an output without a name, but the model has 2 \\('y', 'n'\\)"),
     ('{"outputs":0.5}', TWO, "an output without a name, but the model has 2"),
     ('{"outputs":{"b64":"YQ=="}}', TWO, "an output without a name, but the model has 2"),
-    ('{"predictions":[{"y":1,"n":2},{"y":1}]}', TWO, "output 'n'.*row 1 does not have it"),
+    ('{"predictions":[{"y":1,"n":2},{"y":1}]}', TWO, "output 'n'.*row 1: the answer does not have it"),
     ('{"predictions":[{"y":1},{"y":1,"n":2}]}', TWO, "output 'n': some rows have it, but row 0 does not"),
-    ('{"predictions":[{"y":1},{}]}', Y, "output 'y'.*row 1 does not have it"),
+    ('{"predictions":[{"y":1},{}]}', Y, "output 'y'.*row 1: the answer does not have it"),
     ('{"predictions":[{"y":1},2]}', Y, "xpected .*object"),
     ('{"predictions":[{"y":1},]}', Y, "malformed JSON"),
     ('{"predictions":[{"y":1},{"y":[1]}]}', Y, "output 'y'.*ragged"),
@@ -327,7 +327,7 @@ def test_output_that_nobody_wants_has_to_be_json_too(text: str) -> None:
 
 @pytest.mark.parametrize("text", ['{"outputs":{"y":[1]}}', '{"predictions":[{"y":1}]}', '{"predictions":[1]}'])
 def test_requested_output_that_is_missing_is_named(text: str) -> None:
-    with pytest.raises(CodecError, match="output 'n' was requested, but the answer does not have it"):
+    with pytest.raises(CodecError, match="output 'n': the answer does not have it$"):
         read(text, Y, OutputSelection(True, {"y": True, "n": True}))
 
 
@@ -377,7 +377,7 @@ def test_octets_that_are_no_text_are_base64_in_json_where_the_name_says_so() -> 
     header = json.loads(b"".join(read(f'{{"outputs":{data}}}', described(y_bytes="BYTES"), JSON).header))
     (entry,) = header["outputs"]
     assert (entry["data"], entry["parameters"]) == (["/w==", "YWI="], {"content_type": "base64"})
-    with pytest.raises(CodecError, match="output 'y' \\(BYTES\\): an element is not UTF-8"):
+    with pytest.raises(CodecError, match="output 'y' \\(BYTES, at \\$.outputs\\): an element is not UTF-8"):
         read(f'{{"outputs":{data}}}', described(y="BYTES"), JSON)
     assert tensors_of(read(f'{{"outputs":{data}}}', described(y="BYTES")))["y"][2] == b"\1\0\0\0\xff\2\0\0\0ab"
 
@@ -426,8 +426,8 @@ LONG_ROW = json.dumps({"y": [1.0] * 4000, "n": 1})
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (LONG_ROW + ',{"y":[1]}', "output 'n'.*row 1 does not have it"),
-        ('{"y":[1],"n":1},' + LONG_ROW.replace('"n"', '"y"'), "output 'n'.*row 1 does not have it"),
+        (LONG_ROW + ',{"y":[1]}', "output 'n'.*row 1: the answer does not have it"),
+        ('{"y":[1],"n":1},' + LONG_ROW.replace('"n"', '"y"'), "output 'n'.*row 1: the answer does not have it"),
         ('{"y":[1]},' + LONG_ROW, "output 'n': some rows have it, but row 0 does not"),
         (LONG_ROW.replace('"n"', '"y"') + ',{"y":1,"n":1}', "output 'n': some rows have it, but row 0 does not"),
         (LONG_ROW + "," + LONG_ROW[:-1] + ',"z":1}', "output 'z': some rows have it, but row 0 does not"),
@@ -585,8 +585,8 @@ ONE_EACH = "expected a list with 2 values, one for each output \\('y', 'n'\\), g
         ('{"outputs":[1,2,tru]}', TENSORFLOW, "^\\$.outputs: JSON is cut off"),
         ('{"outputs":0.5}', TENSORFLOW, "^output 'y': nothing at \\$.outputs\\[0\\]; \\$.outputs is 0.5"),
         ('{"outputs":{"b64":"YQ=="}}', TENSORFLOW, '^output .y.: nothing at .*; \\$.outputs is {"b64'),
-        ('{"outputs":[[[1],[2,3]],1]}', TENSORFLOW, "^output 'y' \\(FP32\\).*ragged"),
-        ('{"outputs":[1,1.5]}', TENSORFLOW, "^output 'n' \\(INT64\\).*expected INT64, got 1.5"),
+        ('{"outputs":[[[1],[2,3]],1]}', TENSORFLOW, "^output 'y' \\(FP32, at .*\\[0\\]\\): .*ragged"),
+        ('{"outputs":[1,1.5]}', TENSORFLOW, "^output 'n' \\(INT64, at .*\\[1\\]\\): .*expected INT64, got 1.5"),
         ('{"outputs":[1,[2,]]}', TENSORFLOW, "^output 'n'"),
         ('{"outputs":[1,2,]}', TENSORFLOW, "malformed JSON"),
         ('{"outputs":[,1]}', TENSORFLOW, "^output 'y'"),
@@ -596,12 +596,12 @@ ONE_EACH = "expected a list with 2 values, one for each output \\('y', 'n'\\), g
         ('{"predictions":[[1]]}', ROWS, f"^row 0: {ONE_EACH}1 \\(at \\$.predictions\\[\\*\\]\\)$"),
         ('{"predictions":[[1,2],[]]}', ROWS, f"^row 1: {ONE_EACH}0 "),
         ('{"predictions":[[1,2],[1,2,3]]}', ROWS, f"^row 1: {ONE_EACH}3 "),
-        ('{"predictions":[[1,2],3]}', ROWS, "^output 'y' .*: row 1: nothing at \\$.predictions\\[\\*\\]\\[0\\]; .* 3"),
-        ('{"predictions":[[1,2],{"y":1,"n":2}]}', ROWS, '^output .y. .*: row 1: nothing at .*; .* is {"y"'),
-        ('{"predictions":[1,2]}', ROWS, "^output 'y' .*: row 0: nothing at .*; .* is 1"),
+        ('{"predictions":[[1,2],3]}', ROWS, "^output 'y': row 1: nothing at \\$.predictions\\[\\*\\]\\[0\\]; .* 3"),
+        ('{"predictions":[[1,2],{"y":1,"n":2}]}', ROWS, '^output .y.: row 1: nothing at .*; .* is {"y"'),
+        ('{"predictions":[1,2]}', ROWS, "^output 'y': row 0: nothing at .*; .* is 1"),
         ('{"predictions":0.5}', ROWS, "^output 'y': nothing at .*; \\$.predictions is 0.5"),
-        ('{"predictions":[[1,2],[[1],2]]}', ROWS, "^output 'y' \\(FP32\\).*ragged"),
-        ('{"predictions":[[1,2],[1,"a"]]}', ROWS, "^output 'n' \\(INT64\\).*expected INT64"),
+        ('{"predictions":[[1,2],[[1],2]]}', ROWS, "^output 'y' \\(FP32, at .*\\[0\\]\\): .*ragged"),
+        ('{"predictions":[[1,2],[1,"a"]]}', ROWS, "^output 'n' \\(INT64, at .*\\[1\\]\\): .*expected INT64"),
         ('{"predictions":[[1,2],[1,nul]]}', ROWS, "^output 'n'"),
         ('{"predictions":[[1,2],]}', ROWS, "malformed JSON"),
         ('{"predictions":[[1,2][1,2]]}', ROWS, "malformed JSON"),
