@@ -49,18 +49,13 @@ class Node(msgspec.Struct, frozen=True):
 def steps_of(path: str) -> list[Step]:
     """What *path* is made of behind its `$`. Raises `CodecError`: what was expected."""
     steps: list[Step] = []
-    at = 1
-    while path.startswith("$") and at < len(path):
-        found = _STEP.match(path, at)
-        if found is None:
-            break
-        at = found.end()
+    at = 1 if path.startswith("$") else 0
+    while at and (found := _STEP.match(path, at)) is not None:
         steps.append(_step(found))
-    if not path.startswith("$") or at < len(path):
-        rest = path[at:] if path.startswith("$") else path
-        raise CodecError(
-            f"expected a path such as $.result[0].score, made of $, .name, ['name'], [0] and [*], at {rest!r}"
-        )
+        at = found.end()
+    if not at or at < len(path):
+        expected = "a path such as $.result[0].score, made of $, .name, ['name'], [0] and [*]"
+        raise CodecError(f"expected {expected}, at {path[at:]!r}")
     if steps.count(None) > 1:
         raise CodecError("expected at most one [*]")
     if len(steps) > MAX_STEPS:
@@ -69,17 +64,16 @@ def steps_of(path: str) -> list[Step]:
 
 
 def _step(found: re.Match[str]) -> Step:
-    if found["every"]:
+    kind = str(found.lastgroup)
+    text = found[kind]
+    if kind == "every":
         return None
-    if found["index"]:
-        return int(found["index"])
-    if found["name"]:
-        return found["name"]
-    quoted = found["double"]
-    if quoted is None:
-        quoted = found["single"].replace("\\'", "'").replace('"', '\\"')
+    if kind == "index":
+        return int(text)
+    if kind == "single":
+        text = text.replace("\\'", "'").replace('"', '\\"')
     try:
-        name: str = json.loads(f'"{quoted}"')
+        name: str = json.loads(f'"{text}"')
     except ValueError:
         raise CodecError("expected a name in quotes, with escapes as in JSON") from None
     return name
@@ -107,9 +101,7 @@ def node_at(path: str, ways: list[tuple[str, list[Step]]]) -> Node:
     for output, steps in ways:
         behind.setdefault(steps[0], []).append((output, steps[1:]))
     inside = {step: node_at(path + _text(step), those) for step, those in behind.items()}
-    outputs: dict[str, str] = {}
-    for node in inside.values():
-        outputs |= node.outputs
+    outputs = {output: full for node in inside.values() for output, full in node.outputs.items()}
     return Node(path, None, OBJECT if str in kinds else ARRAY, inside, outputs)
 
 
