@@ -8,7 +8,6 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gateway.backend.asking import BackendRequest, Body
@@ -212,8 +211,8 @@ class Question:
     def __init__(self, call: Call, path: str, read: Read[tuple[Any, int]]) -> None:
         """*read* makes a value of the answer to *path*, and says how many bytes it takes; 0: it is not kept."""
         self._call = call
-        self.path = path
-        self._ask = partial(call.question, path, read)
+        self._path = path
+        self._read = read
         self._key = (call.backend.fingerprint, path, tuple(call.backend.headers.metadata(call.request)))
         self._asking: asyncio.Task[tuple[Any, int]] | None = None
 
@@ -248,6 +247,6 @@ class Question:
         """Ask. The attempts are put before the inference's, since records take the last attempt for the inference's."""
         attempts = list[Attempt]()
         try:
-            return await self._ask(attempts)
+            return await self._call.question(self._path, self._read, attempts)
         finally:
             self._call.exchange.attempts[:0] = attempts

@@ -72,7 +72,10 @@ class Foreign:
         self._question: Question | None = None
         """Asks for the model's description; None if servers of the dialect have none."""
         if described_at is not None:
-            self._question = Question(call, path.before + described_at, self._read_description)
+            asked = path.before + described_at
+            # it does not know this request, which would wait for the garbage collector otherwise
+            read = partial(_read_description, call, dialect, self._configured, asked)
+            self._question = Question(call, asked, read)
         self._is_asking = False  # whether the description is asked for beside the inference
         self._described: ModelDescription
         self._request: DialectRequest
@@ -189,23 +192,6 @@ class Foreign:
                 raise
             return self._configured
 
-    async def _read_description(self, answer: Answer) -> tuple[ModelDescription, int]:
-        """Read the answer to the question for the description; how many bytes it takes to keep it comes second."""
-        configured = self._configured
-        assert self._question is not None
-        if answer.status >= 300:
-            error = await self.call.backend_error(answer, hint=f" (GET {self._question.path}, the model's description)")
-            if configured.outputs and is_undescribed(error):
-                return configured, 1
-            raise error
-        answer.refuse_encoded()
-        text = await answer.read_whole(METADATA_BYTES, "the model's description")
-        try:
-            said = self.dialect.read_description(text, configured.signature)
-            return said.merged(configured), len(text)
-        except CodecError as error:  # no failure of the endpoint: the configuration may name a wrong signature
-            return structs.replace(configured, fault=str(error)), 1
-
     def _usable(self, described: ModelDescription) -> ModelDescription:
         """*described* itself. Raises `GatewayError` if it could not be read and the configuration names no outputs."""
         if described.fault and not self._configured.outputs:
@@ -236,3 +222,21 @@ class Foreign:
             return dialect.is_ready(await answer.read_whole(METADATA_BYTES, "the model's status"))
 
         return await self.call.question(path, read)
+
+
+async def _read_description(
+    call: Call, dialect: Dialect, configured: ModelDescription, path: str, answer: Answer
+) -> tuple[ModelDescription, int]:
+    """Read the *answer* of *path*, a model's description; how many bytes it takes to keep it comes second."""
+    if answer.status >= 300:
+        error = await call.backend_error(answer, hint=f" (GET {path}, the model's description)")
+        if configured.outputs and is_undescribed(error):
+            return configured, 1
+        raise error
+    answer.refuse_encoded()
+    text = await answer.read_whole(METADATA_BYTES, "the model's description")
+    try:
+        said = dialect.read_description(text, configured.signature)
+        return said.merged(configured), len(text)
+    except CodecError as error:  # no failure of the endpoint: the configuration may name a wrong signature
+        return structs.replace(configured, fault=str(error)), 1

@@ -6,6 +6,7 @@ are in `test_dialect_servers`.
 
 import asyncio
 import base64
+import gc
 import io
 import itertools
 import json
@@ -20,6 +21,8 @@ import pytest
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from gateway.serving import foreign, own_answers
+from gateway.serving.call import Call
+from gateway.serving.foreign import Foreign
 from tests.conftest import HEADER_LENGTH, Client, Reply, access_lines, running, tensor
 from tests.system.scripted import CountingBackend, Seen, counting, many_connections, total, until
 
@@ -202,6 +205,19 @@ async def test_outputs_are_chosen_and_each_has_its_form() -> None:
         assert reply.binary == np.array([0.5], np.float32).tobytes()
         reply = await stage.infer(outputs=[{"name": "y"}], parameters={})
         assert [output["name"] for output in reply.json["outputs"]] == ["y"]
+
+
+async def test_nothing_of_a_request_waits_for_the_garbage_collector() -> None:
+    async with before(tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), TENSORFLOW) as stage:
+        assert (await stage.infer()).status == 200  # asks for the description
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                assert (await stage.infer()).status == 200
+            assert sum(isinstance(each, Foreign | Call) for each in gc.get_objects()) <= 1
+        finally:
+            gc.enable()
 
 
 # Models that are replaced while they serve
