@@ -178,7 +178,10 @@ def in_rows(inputs: Sequence[Tensor]) -> Place:
 
 
 class WrittenRequest(PiecedJson):
-    """The body of a request for its backend; the JSON of its tensors is made anew each time that it is sent."""
+    """The body of a request for its backend.
+
+    The JSON of tensors is made anew each time that it is sent, but for the few numbers of a small request.
+    """
 
     def __init__(
         self, template: Any, request: DialectRequest, strings: Strings, datatypes: Mapping[str, Datatype]
@@ -192,12 +195,13 @@ class WrittenRequest(PiecedJson):
         self._strings = strings
         self._datatypes = datatypes
         self._inputs = {tensor.name: tensor for tensor in request.inputs}
+        self._is_small = sum([len(tensor.blob) for tensor in request.inputs]) <= SINGLE_PIECE_BYTES
         self._segments = self._filled(template, None)
 
     @property
     def small_json(self) -> bytes | None:
         """All of it, if it is small enough to be made and sent in one go."""
-        if sum([len(tensor.blob) for tensor in self._request.inputs]) > SINGLE_PIECE_BYTES:
+        if not self._is_small:
             return None
         made = bytearray()
         for text in self.texts():
@@ -215,10 +219,16 @@ class WrittenRequest(PiecedJson):
         there: list[Segment] = []
 
         def fill(place: Place) -> Raw:
-            there.append(self._at(place, rows_of))
+            segment = self._at(place, rows_of)
+            if isinstance(segment, bytes):
+                return Raw(segment)
+            there.append(segment)
             return _LATER
 
-        beginning, *texts_behind = msgspec.json.encode(template, enc_hook=fill).split(LATER)
+        text = msgspec.json.encode(template, enc_hook=fill)
+        if not there:
+            return [text]
+        beginning, *texts_behind = text.split(LATER)
         return [beginning, *chain.from_iterable(zip(there, texts_behind, strict=True))]
 
     def _at(self, place: Place, rows_of: list[Tensor] | None) -> "Segment":
@@ -250,7 +260,8 @@ class WrittenRequest(PiecedJson):
         if datatype.kind is Kind.BYTES and operation != "$b64":
             strings = self._strings(tensor)
         literals = datatype.kind is Kind.FLOAT and self._request.policy.nonfinite is NonFinite.LITERAL
-        return NestedTensor(tensor.blob, self._datatypes.get(datatype.name, datatype), shape, strings, literals)
+        nested = NestedTensor(tensor.blob, self._datatypes.get(datatype.name, datatype), shape, strings, literals)
+        return (nested.few_numbers() or nested) if self._is_small and rows_of is None else nested
 
     def _rows(self, item: Any) -> "NestedTensor | Rows":
         inputs: list[Tensor] = []

@@ -208,12 +208,21 @@ class NestedTensor(msgspec.Struct, frozen=True, gc=False):
     literals: bool = False
     """Whether NaN and infinities are written as such, and not as `null`."""
 
+    def few_numbers(self) -> bytes | None:
+        """Its JSON, if that is made in one call; else None."""
+        datatype, shape = self.datatype, self.shape
+        is_few = 0 < len(self.blob) <= FEW_ELEMENTS * datatype.item_bytes and 0 < len(shape) <= FEW_DIMENSIONS
+        if not is_few or self.literals:
+            return None
+        values: Array = np.ndarray(shape, datatype.wire, self.blob)
+        return orjson.dumps(datatype.widen(values), option=_OPTIONS)
+
     def pieces(self) -> Iterable[bytes | bytearray]:
         """Its JSON."""
-        datatype, shape = self.datatype, self.shape
-        if datatype.kind is BYTES:
-            return nested_string_pieces(self.blob, shape, self.form)
-        values = datatype.view(self.blob)
-        if 0 < len(values) <= FEW_ELEMENTS and 0 < len(shape) <= FEW_DIMENSIONS and not self.literals:
-            return (orjson.dumps(datatype.widen(values.reshape(shape)), option=_OPTIONS),)
-        return nested_number_pieces(values, datatype, shape, literals=self.literals)
+        if self.datatype.kind is BYTES:
+            return nested_string_pieces(self.blob, self.shape, self.form)
+        few = self.few_numbers()
+        if few is not None:
+            return (few,)
+        values = self.datatype.view(self.blob)
+        return nested_number_pieces(values, self.datatype, self.shape, literals=self.literals)
