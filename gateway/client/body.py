@@ -11,7 +11,6 @@ from gateway.client.served import Served
 from gateway.codec import Coding, Framing, Inflater, parse_content_encoding, parse_framing
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError
 from gateway.exchange import Exchange
-from gateway.pacing import Pacer
 from gateway.policy.admission import LOOK_S, MAX_WAIT_S, SMALL_BYTES, Admission, Claim, Reservation
 
 
@@ -27,21 +26,17 @@ class ClientBody:
         "_exchange",
         "_is_released",
         "_max_bytes",
-        "_pacer",
         "_request",
         "_reservation",
     )
 
-    def __init__(
-        self, request: ClientRequest, exchange: Exchange, admission: Admission, max_bytes: int, pacer: Pacer
-    ) -> None:
+    def __init__(self, request: ClientRequest, exchange: Exchange, admission: Admission, max_bytes: int) -> None:
         """*max_bytes* is `limits.request_body`."""
         self._request = request
         self._connection: Served = request.connection  # or another front's object in its place
         self._exchange = exchange
         self._admission = admission
         self._max_bytes = int(max_bytes)  # a `config.Size` would print its unit in messages that say "bytes"
-        self._pacer = pacer
         self._reservation = Reservation(admission)  # of nothing, before the request is admitted
         self._answer_bytes = 0
         self._answer_room = 0  # reserved bytes that the request has left to its answer
@@ -206,7 +201,7 @@ class ClientBody:
                 yield chunk
                 continue
             pieces = inflater.feed(chunk)
-            while (piece := await self._pacer.next(pieces)) is not None:
+            while (piece := await self._exchange.request_codec.next(pieces)) is not None:
                 yield piece
         if inflater is not None:
             inflater.finish()
@@ -235,7 +230,7 @@ class ClientBody:
         if self.at_end:
             return b""
         if self._exchange.client_request_bytes:
-            await self._pacer.breathe()
+            await self._exchange.request_codec.breathe()
         chunk = await self._connection.read_more()
         self._exchange.client_request_bytes += len(chunk)
         return chunk

@@ -76,11 +76,10 @@ class Call:
         self.shared = shared
         self.request = request
         self.exchange = exchange
-        pacer = exchange.request_codec
         if request.front is not None:
-            self.body, self.reply = request.front(request, exchange, shared, plan, pacer)
+            self.body, self.reply = request.front(request, exchange, shared, plan)
             return
-        self.body = ClientBody(request, exchange, shared.admission, plan.limits.request_body, pacer)
+        self.body = ClientBody(request, exchange, shared.admission, plan.limits.request_body)
         self.reply = Reply(request, exchange, is_draining=lambda: shared.is_draining, timing=plan.timing)
 
     def choose(self, sequence_id: str | None = None) -> None:

@@ -18,7 +18,6 @@ from gateway.client.server import DEFAULT_LIMITS, Server
 from gateway.config import Address, Limits
 from gateway.errors import GatewayError
 from gateway.exchange import Exchange
-from gateway.pacing import Pacer
 from gateway.policy.admission import Admission
 
 Serve = Callable[[ClientRequest, ClientBody, Reply], Awaitable[None]]
@@ -143,7 +142,7 @@ async def serving(
     async def handle(request: ClientRequest) -> None:
         running.requests.append(request)
         exchange = Exchange(request.peer, request.method, request.path, request_id(request.headers), 0.0)
-        body = ClientBody(request, exchange, Admission(1 << 24, 10), max_bytes, Pacer())
+        body = ClientBody(request, exchange, Admission(1 << 24, 10), max_bytes)
         reply = Reply(request, exchange, is_draining=lambda: running.is_draining)
         try:
             try:

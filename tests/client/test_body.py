@@ -152,7 +152,7 @@ async def test_a_limit_with_a_unit_is_said_in_bytes(request_: bytes, words: str)
 async def test_an_overload_says_which_limits_are_reached_and_how_much_is_in_flight() -> None:
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
         admission = Admission(Size(1024**2), 10)
-        first, second = (ClientBody(request, exchange, admission, 1, Pacer()) for exchange in [body._exchange] * 2)
+        first, second = (ClientBody(request, exchange, admission, 1) for exchange in [body._exchange] * 2)
         with pytest.raises(GatewayError) as caught:
             await first.admit(2_000_000)
         said.append(str(caught.value))

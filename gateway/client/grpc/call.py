@@ -24,7 +24,6 @@ from gateway.codec import HEADER_LENGTH, Coding, Framing, parse_content_encoding
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
 from gateway.exchange import Exchange
 from gateway.headers import Pairs
-from gateway.pacing import Pacer
 from gateway.plan import Plan
 from gateway.policy.admission import Admission
 
@@ -61,10 +60,9 @@ class GrpcCall(ClientBody):
         exchange: Exchange,
         admission: Admission,
         plan: Plan,
-        pacer: Pacer,
     ) -> None:
         """*method* is None for an inference. *before* serves the message before in the same stream, if there is one."""
-        super().__init__(request, exchange, admission, plan.limits.request_body, pacer)
+        super().__init__(request, exchange, admission, plan.limits.request_body)
         assert isinstance(request.connection, Message)
         self._message = request.connection
         self._stream = request.connection.stream
@@ -120,7 +118,7 @@ class GrpcCall(ClientBody):
 
     async def _take_inference(self, message: memoryview) -> None:
         steps = read_request(message, self._plan.header_limits, self.reserve)
-        self._infer = infer = await self._pacer.run(steps)
+        self._infer = infer = await self._exchange.request_codec.run(steps)
         self._request.path = infer.target
         if infer.is_of_sequence and self._before is not None:
             await asyncio.wait((self._before,))  # two connections to the server would not keep their order
@@ -259,7 +257,7 @@ class GrpcCall(ClientBody):
         if not stream.is_answered:
             stream.begin(OK_HEAD + self._metadata(headers, lines))
         n_bytes = sum(map(len, message))
-        await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], self._pacer)
+        await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], self._exchange.response_codec)
         if self._message.is_one_of_many:
             stream.connection.flush()
         else:

@@ -18,7 +18,6 @@ from gateway.client.grpc.stream import DEADLINE_WORDS, Message, Stream
 from gateway.client.request import ClientRequest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
-from gateway.pacing import Pacer
 from gateway.plan import Plan
 
 STREAM_CALLS = 16
@@ -101,10 +100,8 @@ def _request(
         words = f"{name}: the gateway has no such call of {service!r}; shared memory, traces and logs are the server's"
         fault = GatewayError(ErrorKind.NO_ROUTE, words, status=501)
 
-    def front(
-        request: ClientRequest, exchange: Exchange, shared: Any, plan: Plan, pacer: Pacer
-    ) -> tuple[GrpcCall, GrpcCall]:
-        call = GrpcCall(head, method, before, request, exchange, shared.admission, plan, pacer)
+    def front(request: ClientRequest, exchange: Exchange, shared: Any, plan: Plan) -> tuple[GrpcCall, GrpcCall]:
+        call = GrpcCall(head, method, before, request, exchange, shared.admission, plan)
         request.begin = call.find_target
         return call, call
 
