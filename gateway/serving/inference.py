@@ -4,6 +4,7 @@ The steps are the same for every backend. Not here: how each dialect takes them 
 inferences that cross unchanged (`relaying`).
 """
 
+import time
 from functools import partial
 
 from gateway.backend.asking import BackendRequest, Body, Pieces
@@ -79,7 +80,9 @@ async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Rea
     if exchange.batch_rows:
         exchange.batch_rows = next((tensor.shape[0] for tensor in request.inputs if tensor.shape), 1)
     exchange.header_recovered = request.header_recovered
-    text = prepared.written.small_json
+    began_s = time.perf_counter()
+    text = prepared.written.small_json  # other dialects print it now
+    exchange.request_codec.seconds += time.perf_counter() - began_s
     json_body = Body(whole=text) if text is not None else await _streamed_json(call, prepared.written)
     asked = call.asked(headers.transcoded(call.request), json_body, prepared.target, is_read_whole=True)
     return asked, partial(_decoded, call, prepared, body)
