@@ -81,6 +81,15 @@ async def test_without_a_token_nobody_learns_which_calls_there_are(server: JsonS
     assert refused.value.status() == "StatusCode.UNAUTHENTICATED"
 
 
+async def test_a_client_that_asks_for_more_than_it_may_is_refused(server: JsonServer) -> None:
+    async with serving(server.url, "limits: {per_client: {rate: 0.1, burst: 1}}\n") as (_, client):
+        assert await client.is_server_live()
+        with pytest.raises(InferenceServerException) as refused:
+            await client.infer("identity", [given("x", X)])
+    assert refused.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+    assert "limits.per_client" in str(refused.value)
+
+
 async def test_failed_calls_count_as_errors_though_http2_says_200(server: JsonServer) -> None:
     """Alerts divide `errors_total` by `client_request_bytes_count`: both must have calls of gRPC."""
     async with serving(server.url) as (client, triton_):
