@@ -23,7 +23,6 @@ from gateway.config.schema import (
     ModelTensor,
     Part,
     Route,
-    Tracing,
 )
 from gateway.config.structure import join, walk
 from gateway.config.values import FORMATS, HEADER_NAME, nearest, shortened
@@ -214,7 +213,6 @@ _HEADER_VALUE = (lambda at: not at.value.isprintable() or not at.value.isascii()
                  "invalid header value: expected printable ASCII characters")
 _NO_MODEL = "never matches: a model's name is not empty and has no slash"
 _ONLY_V2 = (_is_foreign, "this is for servers of V2, and `dialect` is {part.dialect}")
-_FEWER_THAN_WORKERS = (lambda at: 0 < at.value < at.part.workers, "expected at least as many as `workers`")
 _NO_BACKEND = "there is no such backend{found}"
 _NONE_IS_RESERVED = "the name `none` is reserved for requests without a route"
 _OWN = "name the inference server, or listen on another port"
@@ -226,24 +224,22 @@ ERRORS = (
     Rule(Backend, "queue.length eject.failures", *_AT_LEAST_0),
     Rule(Backend, "retry.attempts max_connections health.unhealthy_after health.healthy_after batch.max_size "
          "models.*.batch.max_size", *_AT_LEAST_1),
-    Rule(Backend, "retry.budget eject.panic_below", *_SHARE),
-    Rule(Config, "logging.sample tracing.sample", *_SHARE),
+    Rule(Config, "backends.*.retry.budget backends.*.eject.panic_below logging.sample tracing.sample", *_SHARE),
     Rule(Limits, "request_body response_body header head", *_POSITIVE),
     Rule(Limits, "header", lambda at: at.value > 256 * 1024, "expected at most 256KiB: it is read in one step"),
     Rule(Limits, "client_keep_alive header_timeout body_timeout client_idle", *_POSITIVE),
     Rule(Limits, "concurrent_requests connections tensors", *_AT_LEAST_1),
     Rule(Access, "deny.*", lambda at: not at.value.startswith(("/", "*")),
          "expected a pattern of paths, which begins with / or *"),
-    Rule(Tracing, "service_name", lambda at: not at.value, "expected a name"),
-    Rule(Tracing, "headers.*", *_HEADER),
-    Rule(Tracing, "headers.*", *_HEADER_VALUE),
+    Rule(Config, "tracing.service_name backends.*.models.*.signature routes.*.name", lambda at: not at.value,
+         "expected a name"),
+    Rule(Config, "tracing.headers.* backends.*.headers.set.*", *_HEADER),
+    Rule(Config, "tracing.headers.* backends.*.headers.set.*", *_HEADER_VALUE),
     Rule(BackendTls, "certificate key",
          lambda at: "key" if at.part.key is None else "certificate" if at.part.certificate is None else None,
          "expected together with `{found}`, which is missing"),
     Rule(BackendTls, "server_name", lambda at: not _SERVER_NAME.fullmatch(at.value),
          "expected the name of a host, such as model.example.com"),
-    Rule(Headers, "set.*", *_HEADER),
-    Rule(Headers, "set.*", *_HEADER_VALUE),
     Rule(Headers, "set.*", lambda at: at.name.lower() in SET_BY_GATEWAY, "the gateway sets this header itself"),
     Rule(Headers, "set", _repeated_headers, "duplicate header, `{found}` is set too"),
     Rule(Headers, "remove.*", lambda at: not HEADER_NAME.fullmatch(at.value), "invalid header name"),
@@ -263,7 +259,6 @@ ERRORS = (
     Rule(Model, "error", lambda at: "[*]" in at.value, "expected a path without [*]"),
     Rule(ModelRequest, "path", lambda at: set(_FIELD.findall(at.value)) - {"{model}", "{version}"},
          "expected nothing in braces but {{model}} and {{version}}"),
-    Rule(Model, "signature", lambda at: not at.value, "expected a name, such as serving_default"),
 
     Rule(Backend, "health.path models.*.request.path", lambda at: not _PATH.fullmatch(at.value),
          "expected a path that starts with /, of printable ASCII characters without spaces and #"),
@@ -284,9 +279,8 @@ ERRORS = (
          "only models of TensorFlow have signatures, and `dialect` is {part.dialect}"),
     Rule(Backend, "models.*:inputs", _has_nameless_input,
          "expected a name: only MLflow's format `inputs` has an input without one"),
-    Rule(Backend, "models.*.outputs.*", lambda at: at.part.dialect == "mlflow" and at.value.datatype is None,
-         "expected its `datatype`: MLflow's server does not say it, nor do its answers"),
-    Rule(Backend, "models.*.outputs.*", lambda at: at.part.dialect == "template" and at.value.datatype is None,
+    Rule(Backend, "models.*.outputs.*",
+         lambda at: at.part.dialect in ("mlflow", "template") and at.value.datatype is None,
          "expected its `datatype`: neither the server nor its answers say it"),
 
     Rule(Backend, "models.*", _for_templates, "`{found}` is for `dialect: template`, and `dialect` is {part.dialect}"),
@@ -298,7 +292,6 @@ ERRORS = (
     Rule(Backend, "health", lambda at: at.part.dialect == "template" and at.value.path is None,
          "expected its `path`: nothing tells what such servers answer, because `dialect` is template"),
 
-    Rule(Route, "name", lambda at: not at.value, "expected a name"),
     Rule(Route, ":backend", lambda at: (at.part.backend is None) == (at.part.split is None),
          "expected either `backend` or `split`"),
     Rule(Route, "split", lambda at: not any(at.value.values()) or min(at.value.values()) < 0,
@@ -332,18 +325,16 @@ ERRORS = (
     Rule(Config, "routes", lambda at: not at.value and len(at.part.backends) > 1,
          "needed as soon as there is more than one backend"),
     # every worker has a share of what is counted, or the sum of the shares would be more than the limit
-    Rule(Config, "limits.concurrent_requests limits.connections backends.*.max_connections", *_FEWER_THAN_WORKERS),
+    Rule(Config, "limits.concurrent_requests limits.connections limits.per_client.concurrent limits.per_client.burst "
+         "backends.*.max_connections backends.*.queue.length", lambda at: 0 < at.value < at.part.workers,
+         "expected at least as many as `workers`"),
     Rule(Config, "backends.*.endpoints.*", lambda at: at.part.admin.is_reached_by(at.value),
          f"this is the gateway's own `admin`, which is never for clients: {_OWN}"),
-    Rule(Limits, "per_client.concurrent per_client.rate per_client.burst", lambda at: at.value < 0,
-         "expected a number above 0, or 0 for no limit"),
+    Rule(Limits, "per_client.concurrent per_client.rate per_client.burst", *_AT_LEAST_0),
     Rule(Limits, "per_client.rate", lambda at: 0 < at.value < 0.0003,
          "expected at least 0.0003 (one request an hour), or 0 for no limit"),
     Rule(Limits, "per_client.burst", lambda at: at.value and not at.part.per_client.rate,
          "expected together with `rate`, of which it is a part"),
-    Rule(Config, "limits.per_client.concurrent limits.per_client.burst backends.*.queue.length",
-         lambda at: 0 < at.value < at.part.workers,
-         "expected at least as many as `workers`, or 0"),
     Rule(Config, "backends.*.endpoints.*", lambda at: at.part.listen.is_reached_by(at.value),
          f"this is the gateway's own listener, `listen`, an endless loop: {_OWN}"),
     Rule(Config, "routes.*.backend", lambda at: _no_backend(at.value, at.part), _NO_BACKEND),

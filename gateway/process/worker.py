@@ -12,6 +12,7 @@ import socket
 import sys
 
 from gateway.app import DataPlane, settle
+from gateway.backend.tasks import Tasks
 from gateway.config import Config, decode
 from gateway.errors import ConfigError
 from gateway.process.control import Channel, Done, Report, Serve
@@ -19,55 +20,6 @@ from gateway.telemetry.counting import Batch
 from gateway.telemetry.log_writer import LogWriter
 
 log = logging.getLogger("gateway")
-
-
-class _Worker:
-    """Serves clients, and carries out the supervisor's orders."""
-
-    def __init__(self, config: Config, name: str, channel: Channel) -> None:
-        """*name* is the gateway's name in `Via`, the same in all workers. Must be made on a running event loop."""
-        self._channel = channel
-        self.data_plane = DataPlane(config, name, self._deliver)
-        self.stopped = asyncio.Event()
-
-    async def run(self, sockets: list[socket.socket]) -> None:
-        """Serve on *sockets* until it is told to drain, by SIGTERM too, or the supervisor ends; then drain."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stopped.set)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the supervisor has blocked it
-        obeying: asyncio.Task[None] | None = None
-        try:
-            await self.data_plane.start(sockets)
-            settle()
-            self._channel.send(Done())
-            obeying = asyncio.create_task(self._obey())
-            await self.stopped.wait()
-            await self.data_plane.drain()
-        finally:
-            if obeying is not None:
-                obeying.cancel()
-            await self.data_plane.stop()
-            self._channel.close()
-
-    async def _obey(self) -> None:
-        """Serve by each configuration that the supervisor sends, until it says `Drain` or ends."""
-        while isinstance(order := await self._channel.receive(), Serve):
-            error = None
-            try:
-                await self.data_plane.replace(decode(bytes(order.config)))
-            except (ConfigError, OSError) as why:
-                error = str(why)
-            except Exception as why:
-                log.exception("a reload failed")
-                error = f"internal error: {type(why).__name__}"
-            self._channel.send(Done(error))
-        self.stopped.set()
-
-    def _deliver(self, batch: Batch) -> bool:
-        """Send the counts to the supervisor; False if it has not read the previous report yet."""
-        if not self._channel.is_read:
-            return False
-        self._channel.send(Report(self.data_plane.reading(), batch))
-        return True
 
 
 def main() -> None:
@@ -79,7 +31,7 @@ def main() -> None:
 
 
 async def _serve(name: str, sockets: list[socket.socket]) -> int:
-    """Serve on *sockets* as the supervisor says; the exit code."""
+    """Serve on *sockets* by what the supervisor sends; the exit code. *name* is the gateway's in `Via`."""
     channel = await Channel.over(socket.socket(fileno=0))
     if not isinstance(order := await channel.receive(), Serve):
         return 0  # the supervisor is gone
@@ -87,13 +39,55 @@ async def _serve(name: str, sockets: list[socket.socket]) -> int:
     writer = LogWriter(config.logging.level, config.logging.format, f"worker {os.getpid()}")
     writer.start()
     try:
-        await _Worker(config, name, channel).run(sockets)
+        await _serve_until_told(config, name, channel, sockets)
     except (ConfigError, OSError) as error:
         log.error("%s", error)
         return 1
     finally:
         writer.stop()
+        channel.close()
     return 0
+
+
+async def _serve_until_told(config: Config, name: str, channel: Channel, sockets: list[socket.socket]) -> None:
+    """Serve until the supervisor says so or ends, or until SIGTERM; then drain."""
+
+    def deliver(batch: Batch) -> bool:
+        """Send the counts to the supervisor; False if it has not read the previous report yet."""
+        if not channel.is_read:
+            return False
+        channel.send(Report(plane.reading(), batch))
+        return True
+
+    plane = DataPlane(config, name, deliver)
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the supervisor has blocked it
+    beside = Tasks()
+    try:
+        await plane.start(sockets)
+        settle()
+        channel.send(Done())
+        beside.begin(_obey(plane, channel)).add_done_callback(lambda _: stopped.set())
+        await stopped.wait()
+        await plane.drain()
+    finally:
+        await beside.close()
+        await plane.stop()
+
+
+async def _obey(plane: DataPlane, channel: Channel) -> None:
+    """Serve by each configuration that the supervisor sends, until it says `Drain` or ends."""
+    while isinstance(order := await channel.receive(), Serve):
+        error = None
+        try:
+            await plane.replace(decode(bytes(order.config)))
+        except (ConfigError, OSError) as why:
+            error = str(why)
+        except Exception as why:
+            log.exception("a reload failed")
+            error = f"internal error: {type(why).__name__}"
+        channel.send(Done(error))
 
 
 if __name__ == "__main__":
