@@ -46,9 +46,6 @@ _OF_KSERVE = ("predictor_host", "model_name", "http_port")
 The configuration has these values as `${PREDICTOR_HOST}`, `${MODEL_NAME}` and `${HTTP_PORT}`; docs/kubernetes.md.
 """
 
-_OF_TLS = ("ca", "certificate", "key", "server_name")
-"""Options of `doctor` that are keys of `tls`."""
-
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
 
@@ -197,7 +194,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
     Exit code 0: it works as it is; 1: with what is named; 2: it cannot be reached or used.
     """
-    tls = {key: value for key in _OF_TLS if (value := getattr(options, key)) is not None}
+    keys = ("ca", "certificate", "key", "server_name")
+    tls = {key: value for key in keys if (value := getattr(options, key)) is not None}
     given = Given(options.header, tls, options.path, options.sample)
     return asyncio.run(examine(options.url, options.model, given, only_yaml=options.yaml))
 

@@ -55,8 +55,6 @@ _SHAPE = (1, 3, 224, 224)
 _PATH = "/v2/models/identity/infer"
 _ROUNDS = 3
 """How often each way is measured; the fastest counts, because the first also opens connections."""
-_OWN_SERVER = "http://127.0.0.1:8000"
-_JSON_TYPE = {"Content-Type": "application/json"}
 
 _MAX_BODY = 2 * 1024**3
 _BINARY_WORDS = ("binary_data_size", "binary_data", "binary_data_output")
@@ -250,7 +248,7 @@ curl -s -D - {gateway_url}/v2/models/identity/infer --output answer.bin \\
 
 Stop it with Ctrl-C. Then put the gateway in front of your own server:
 
-tensor-gateway serve --backend {_OWN_SERVER}"""
+tensor-gateway serve --backend http://127.0.0.1:8000"""
 
 
 def _identity(asked: dict[str, Any]) -> list[dict[str, Any]]:
@@ -276,4 +274,4 @@ def _model_of(request: web.Request) -> str:
 
 
 def _json(status: int, value: object) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(value), headers=_JSON_TYPE)
+    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")

@@ -84,11 +84,6 @@ class Answer(NamedTuple):
         return self.status in (401, 403) or (self.status == 400 and b'"InvalidKeyException"' in self.body)
 
     @property
-    def is_of_torchserve(self) -> bool:
-        """Whether the body is TorchServe's error for a path that it does not have."""
-        return TORCHSERVES_404 in self.body
-
-    @property
     def json(self) -> Any:
         """The decoded JSON of the body, NaN and infinities allowed; None if it is no JSON."""
         try:

@@ -33,7 +33,7 @@ DUE_S = 20.0
 BELIEVED_S = 30.0
 """When an answer about the binary extension is this old, it is not believed any more, and requests wait."""
 
-AUTO, ALWAYS, NEVER = "auto", "always", "never"
+AUTO, ALWAYS = "auto", "always"
 
 log = logging.getLogger("gateway")
 

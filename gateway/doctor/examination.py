@@ -59,20 +59,17 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     add_grpc(report)
     report.table("What clients can do through the gateway", report.abilities)
     endpoint_of(meant.url, report.settings)  # raises for a configuration that `check` would refuse
-    file = _file(meant.url, examination.said.title or "a server", report)
+    found = (
+        f"In front of {examination.said.title or 'a server'} at {meant.url}, as `tensor-gateway doctor` found it on "
+    )
+    listen, admin = (_address(port, meant.url) for port in (8080, 9090))
+    file = configuration(meant.url, report.settings, listen, admin, f"{found}{datetime.now(UTC):%Y-%m-%d}")
     if only_yaml:
         sys.stdout.write(file)
     else:
         report.heading("A configuration for it")
         report.block(file)
     return WORKS if report.works_as_it_is else WORKS_WITH
-
-
-def _file(url: str, server: str, report: Report) -> str:
-    """The text of a configuration that can be served at once."""
-    found = f"In front of {server} at {url}, as `tensor-gateway doctor` found it on {datetime.now(UTC):%Y-%m-%d}"
-    listen, admin = (_address(port, url) for port in (8080, 9090))
-    return configuration(url, report.settings, listen, admin, found)
 
 
 def _address(first: int, url: str) -> str:

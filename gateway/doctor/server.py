@@ -18,6 +18,7 @@ from gateway.backend.first_look import BAD, judge, resolved, why_no_answer
 from gateway.backend.questions import (
     MLFLOW,
     TENSORFLOW,
+    TORCHSERVES_404,
     V2,
     Answer,
     said_after,
@@ -109,7 +110,13 @@ async def reach(endpoint: Endpoint, headers: Mapping[str, str], report: Report) 
     except NoAnswerError as error:
         is_slow = error.kind is ErrorKind.TIMEOUT
         raise ProblemError(str(error) if is_slow else await why_no_answer(endpoint, error)) from None
-    await _judge(asker, answer)
+    with suppress(NoAnswerError):
+        refusal = await asker.get(_REFUSED_BY_A_GATEWAY)
+        if refusal.headers.get("proxy-status", "").startswith("tensor-gateway"):
+            raise ProblemError("this is a tensor-gateway: name the inference server behind it")
+    finding = await judge(endpoint, answer)
+    if problem := asker.why_unauthorized(answer) or (finding is not None and finding.level is BAD and finding.words):
+        raise ProblemError(problem)
     report.ok(f"{endpoint.authority} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
     expires_at = expiry_of(dict(answer.certificate))
     if expires_at is not None:
@@ -139,19 +146,6 @@ async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
     return found
 
 
-async def _judge(asker: Asker, answer: Answer) -> None:
-    """Raise `ProblemError` if *answer* to `GET /v2` comes from what can be no inference server."""
-    with suppress(NoAnswerError):
-        refusal = await asker.get(_REFUSED_BY_A_GATEWAY)
-        if refusal.headers.get("proxy-status", "").startswith("tensor-gateway"):
-            raise ProblemError("this is a tensor-gateway: name the inference server behind it")
-    if unauthorized := asker.why_unauthorized(answer):
-        raise ProblemError(unauthorized)
-    finding = await judge(asker.endpoint, answer)
-    if finding is not None and finding.level is BAD:
-        raise ProblemError(finding.words)
-
-
 # Who it is
 
 
@@ -178,7 +172,7 @@ async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> 
 
 async def _without_metadata(asker: Asker, first: Answer, model: str) -> Said:
     """The kind of a server whose answer to `GET /v2`, *first*, names none. Raises `ProblemError` if no kind fits."""
-    if first.is_of_torchserve:
+    if TORCHSERVES_404 in first.body:
         return Said(V2, title=TORCHSERVE)
     if first.status != 200:  # some servers answer every path with 200
         for path in ("/v2/health/live", "/v2/health/ready", *([Model(model).path] if model else [])):
