@@ -159,44 +159,29 @@ class Incoming:
     Call `feed_head` until it returns a head, then `expect`, then `feed_body` and `read`.
     """
 
-    __slots__ = (
-        "_chunks",
-        "_heads",
-        "_n_lines",
-        "_pieces",
-        "_tail",
-        "has_arrived",
-        "has_begun",
-        "has_surplus",
-        "head_bytes",
-        "is_ascii",
-        "left",
-        "phase",
-        "unread_bytes",
-    )
+    phase = _HEAD
+    has_arrived = False
+    """Whether the whole message has come, read or not."""
+    head_bytes = 0
+    """How many bytes of the head have come, with interim heads and blank lines before it."""
+    unread_bytes = 0
+    """How many bytes of the body, on the wire, have come and were not read."""
+    has_surplus = False
+    """Whether bytes have come behind a chunked body, which `feed_body` cannot tell from the body."""
+    has_begun = False
+    """Whether the first line of a head has begun to come."""
+    is_ascii = True
+    """Whether the head has only ASCII, as far as it has come."""
+    left = 0
+    """How many bytes of a body of known length are still to come."""
+    _tail = b""  # the last two bytes of the head so far, in which its end may have begun
+    _n_lines = 0  # of the head so far
+    _chunks: "_Chunks | None" = None
 
     def __init__(self, heads: Heads) -> None:
         """The next message of the connection of *heads*, whose previous message has come to its end."""
         self._heads = heads
-        self.phase = _HEAD
-        self.has_arrived = False
-        """Whether the whole message has come, read or not."""
-        self.head_bytes = 0
-        """How many bytes of the head have come, with interim heads and blank lines before it."""
-        self.unread_bytes = 0
-        """How many bytes of the body, on the wire, have come and were not read."""
-        self.has_surplus = False
-        """Whether bytes have come behind a chunked body, which `feed_body` cannot tell from the body."""
-        self.has_begun = False
-        """Whether the first line of a head has begun to come."""
-        self.is_ascii = True
-        """Whether the head has only ASCII, as far as it has come."""
-        self._tail = b""  # the last two bytes of the head so far, in which its end may have begun
-        self._n_lines = 0  # of the head so far
         self._pieces: deque[bytes] = deque()
-        self.left = 0
-        """How many bytes of a body of known length are still to come."""
-        self._chunks: _Chunks | None = None
 
     def feed_head(self, data: bytes) -> tuple[RawRequestMessage | RawResponseMessage, bytes] | None:
         """Take bytes of the head. Returns the head and the bytes behind it once its end has come, else None.

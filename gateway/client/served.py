@@ -23,16 +23,6 @@ DROP_S = 1.0
 class Served(Incoming):
     """A request with its connection. When the request is over (`leave`), it cannot touch the connection any more."""
 
-    __slots__ = (
-        "_client",
-        "_failure",
-        "is_expecting",
-        "keeps_alive",
-        "out",
-        "upload",
-        "waiter",
-    )
-
     def __init__(self, client: "ClientConnection", heads: Heads) -> None:
         super().__init__(heads)
         self._client: ClientConnection | None = client
