@@ -203,7 +203,7 @@ class DataPlane:
                 upstream.name,
                 state.url,
                 state.is_up,
-                state.is_ejected and not state.ejection.is_on_trial(now_s),
+                state.ejection.is_ejected and not state.ejection.is_on_trial(now_s),
                 state.busy,
                 len(state.idle),
                 state.reason,

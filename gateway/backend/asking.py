@@ -70,19 +70,17 @@ class BackendRequest(msgspec.Struct, frozen=True):
         if self.trace is not None:
             attempt.span_id, attempt.method, attempt.target = new_span_id(), self.method, target
             headers = headers + self.trace.fields(attempt.span_id)
-        lines = [f"{self.method} {target} HTTP/1.1\r\nHost: {endpoint.authority}", *map(": ".join, headers)]
         whole = body.whole
+        lines = [f"{self.method} {target} HTTP/1.1", f"Host: {endpoint.authority}", *map(": ".join, headers)]
         if whole is not None:
             attempt.request_bytes = len(whole)
-            lines.append(f"Content-Length: {len(whole)}\r\n\r\n")
-        elif body.open is None:
-            lines.append("\r\n")
-        elif body.length is None:
-            lines.append("Transfer-Encoding: chunked\r\n\r\n")
-        else:
-            lines.append(f"Content-Length: {body.length}\r\n\r\n")
-        head = "\r\n".join(lines)
-        n_lines = len(headers) + (3 if whole is None and body.open is None else 4)
+            lines.append(f"Content-Length: {len(whole)}")
+        elif body.length is not None:
+            lines.append(f"Content-Length: {body.length}")
+        elif body.open is not None:
+            lines.append("Transfer-Encoding: chunked")
+        n_lines = len(lines) + 1
+        head = "\r\n".join([*lines, "", ""])
         if head.count("\n") != n_lines or head.count("\r") != n_lines:  # a line break would begin another field
             raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
         data = head.encode(errors="surrogateescape")

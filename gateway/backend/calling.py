@@ -52,29 +52,28 @@ class Call(Generic[T]):
     _answer: Answer | None = None
     _has_failed: bool = False  # by the endpoint's fault
 
-    async def run(self, is_settled: Callable[[], bool]) -> T:
-        """Make attempts until one succeeds or no other may follow. Raises `GatewayError`."""
+    async def run(self, now_s: float, is_settled: Callable[[], bool]) -> T:
+        """Make attempts, from *now_s* on, until one succeeds or no other may follow. Raises `GatewayError`."""
         number = 1
         try:
             while True:
                 try:
-                    return await self._attempt()
+                    return await self._attempt(now_s)
                 except StaleConnectionError:
                     self._was_replaced = True
                     self._last.code = self._last.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
-                    continue
                 except _NotBinaryError:
                     self._attempts.pop()  # this attempt has sent nothing
                     await self._change_form()
-                    continue
                 except GatewayError as error:
                     delay_s = None if is_settled() else self._delay_before_next(number, error)
                     if delay_s is None:
                         raise
                     self._last.repeated_for = error.kind.label
-                number += 1
-                if delay_s:
-                    await asyncio.sleep(delay_s)
+                    number += 1
+                    if delay_s:
+                        await asyncio.sleep(delay_s)
+                now_s = self._upstream.loop.time()
         finally:
             if self._has_slot:
                 self._upstream.connections.release_slot()
@@ -127,10 +126,9 @@ class Call(Generic[T]):
         words = f"backend {self._upstream.name!r}: no endpoint is left that has said that it reads binary, and {why}"
         return GatewayError(ErrorKind.UNREACHABLE, words, sent=False)
 
-    async def _attempt(self) -> T:
-        """Make one attempt at one endpoint. Raises `GatewayError`, `StaleConnectionError` and `_NotBinaryError`."""
+    async def _attempt(self, now_s: float) -> T:
+        """Make one attempt, from *now_s* on. Raises `GatewayError`, `StaleConnectionError` and `_NotBinaryError`."""
         upstream, request, connections = self._upstream, self.request, self._upstream.connections
-        now_s = upstream.loop.time()
         state = upstream.pick(self, now_s)
         self._last = attempt = Attempt(state.endpoint.url, now_s, queue_s=0.0, is_metadata=request.is_metadata)
         self._attempts.append(attempt)

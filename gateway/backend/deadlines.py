@@ -4,6 +4,7 @@ Not here: the values of the timeouts (`config`), and the connection's fate (`att
 """
 
 import asyncio
+import math
 
 from gateway.config.schema import Timeouts
 from gateway.errors import ErrorKind, GatewayError
@@ -25,18 +26,21 @@ class Watch:
         self.loop = loop
         self.timeouts = timeouts
         self.running: set[Deadlines] = set()
+        self.looks_at = math.inf
+        """When the timer goes off."""
         self._timer: asyncio.TimerHandle | None = None
 
     def look_by(self, at_s: float) -> None:
-        """Look at the running deadlines at *at_s* at the latest, by the event loop's clock."""
-        if self._timer is None or at_s < self._timer.when():
-            if self._timer is not None:
-                self._timer.cancel()
-            earliest_s = self.loop.time() + min(self.timeouts.first_byte, self.timeouts.idle)
-            self._timer = self.loop.call_at(min(at_s, earliest_s), self._look)
+        """Look at the running deadlines at *at_s*, by the event loop's clock, which is before `looks_at`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        earliest_s = self.loop.time() + min(self.timeouts.first_byte, self.timeouts.idle)
+        self.looks_at = min(at_s, earliest_s)
+        self._timer = self.loop.call_at(self.looks_at, self._look)
 
     def _look(self) -> None:
         self._timer = None
+        self.looks_at = math.inf
         now_s = self.loop.time()
         for deadlines in [each for each in self.running if now_s >= each.ends_at]:
             deadlines.expire(now_s)
@@ -72,7 +76,8 @@ class Deadlines:
         self._cancelling = task.cancelling()
         self._entered_s = now_s  # when the last phase began that is the endpoint's time
         watch.running.add(self)
-        watch.look_by(total_at)
+        if total_at < watch.looks_at:
+            watch.look_by(total_at)
 
     def enter(self, phase: str) -> None:
         """Enter *phase*: `first_byte` or `idle`, or one of four phases that only `total` ends.

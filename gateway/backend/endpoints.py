@@ -178,11 +178,6 @@ class EndpointState:
         """The endpoint's name in metrics and errors."""
         return self.endpoint.url
 
-    @property
-    def is_ejected(self) -> bool:
-        """Whether the endpoint gets no requests for a while because requests to it have failed."""
-        return self.ejection.is_ejected
-
     def close_idle(self) -> None:
         """Close the kept connections."""
         while self.idle:

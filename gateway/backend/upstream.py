@@ -76,7 +76,7 @@ class Upstream:
         self.speaking.configure(settings.dialect, settings.binary, fields, total_s)
         if not settings.eject.failures:
             for state in self.endpoints.states:
-                if state.is_ejected:
+                if state.ejection.is_ejected:
                     state.note("ejection is switched off")
                 state.ejection.clear()
 
@@ -133,7 +133,7 @@ class Upstream:
         self._turn += 1
         if total_at is None:
             total_at = now_s + self.plan.settings.timeouts.total
-        return Call(self, request, attempts, read, transcode, total_at, sticky_key, self._turn).run(is_settled)
+        return Call(self, request, attempts, read, transcode, total_at, sticky_key, self._turn).run(now_s, is_settled)
 
     def pick(self, call: Call[Any], now_s: float) -> EndpointState:
         """The endpoint for the next attempt of *call*.
@@ -159,7 +159,7 @@ class Upstream:
     def note_failure(self, state: EndpointState, trial: Trial | None, reason: str) -> None:
         """Count a failure of the endpoint, and eject it if it has had too many."""
         states = self.endpoints.states
-        n_others = sum(1 for each in states if each is not state and each.is_up and not each.is_ejected)
+        n_others = sum(1 for each in states if each is not state and each.is_up and not each.ejection.is_ejected)
         eject, now_s = self.plan.settings.eject, self.loop.time()
         may_eject = leaves_enough(n_others, len(states), eject.panic_below)
         state.speech.doubt(now_s)

@@ -88,7 +88,7 @@ class Wire(asyncio.Protocol):
         self.answer = answer
         self._is_premature = False
         transport.write(first_bytes)
-        if self.is_reused and witness.was_crossed():
+        if self.is_reused and witness.has_unread() and witness.was_crossed():
             self._is_premature = True
             self._discard()
         return True
@@ -104,7 +104,8 @@ class Wire(asyncio.Protocol):
             or answer is None
             or answer.is_last
             or answer.has_surplus
-            or not answer.is_read
+            or answer.unread_bytes
+            or not answer.has_arrived
             or self._is_discarded
             or transport.is_closing()
             or transport.get_write_buffer_size()

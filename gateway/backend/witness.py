@@ -39,11 +39,11 @@ class Witness(Watched):
         return not self.has_unread()
 
     def was_crossed(self) -> bool:
-        """Whether bytes have arrived while the request left that cannot be an answer: they acknowledge nothing of it.
+        """Whether the bytes that came while the request left cannot be an answer: they acknowledge nothing of it.
 
-        To be called when the first bytes were handed to the kernel.
+        To be called if there are any when the first bytes were handed to the kernel.
         """
-        if self._before is None or not self.has_unread():
+        if self._before is None:
             return False
         now = self.counters()
         if now is None or now[RECEIVED] == self._before[RECEIVED]:

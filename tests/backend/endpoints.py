@@ -163,7 +163,7 @@ def codes(attempts: list[Attempt]) -> list[str]:
 
 def make_due(state: EndpointState) -> None:
     """As if the time of its ejection were over."""
-    assert state.is_ejected
+    assert state.ejection.is_ejected
     state.ejection._until_s = 0.0
 
 

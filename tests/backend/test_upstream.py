@@ -122,7 +122,7 @@ async def test_statuses_are_answers_and_not_failures(status: str) -> None:
         for number in range(10):
             await call(upstream, number, attempts=attempts)
         assert Counter(codes(attempts)) == {status[:3]: 5, "200": 5}
-        assert not any(state.is_ejected for state in upstream.endpoints.states)
+        assert not any(state.ejection.is_ejected for state in upstream.endpoints.states)
         assert sum(good.executed.values()) == sum(bad.executed.values()) == 5
 
 
@@ -163,7 +163,7 @@ async def test_a_redirect_that_is_refused_is_no_failure_of_the_endpoint() -> Non
         with pytest.raises(GatewayError):
             await call(upstream, read=read_as_malformed)
         assert (bad.executed, good.executed) == ({"1": 1}, {})
-        assert not any(state.is_ejected for state in upstream.endpoints.states)
+        assert not any(state.ejection.is_ejected for state in upstream.endpoints.states)
 
 
 async def test_attempts_count_the_first_and_go_to_an_endpoint_each() -> None:
@@ -401,7 +401,7 @@ async def test_what_the_client_causes_is_neither_tried_again_nor_counted_against
             with pytest.raises(ConnectionResetError):
                 await call(upstream, read=read, attempts=attempts)
         assert len(attempts) == 3
-        assert not any(state.is_ejected for state in upstream.endpoints.states)
+        assert not any(state.ejection.is_ejected for state in upstream.endpoints.states)
         assert one.executed + other.executed == {"1": 2}
 
 
@@ -422,7 +422,7 @@ async def test_a_backend_that_tires_of_a_slow_client_has_not_failed() -> None:
     with pytest.raises(GatewayError) as caught:
         await asked
     assert caught.value.kind is ErrorKind.UPSTREAM_CLOSED
-    assert not upstream.endpoints.states[0].is_ejected
+    assert not upstream.endpoints.states[0].ejection.is_ejected
     await upstream.close()
     backend.listener.close()
 
@@ -439,7 +439,7 @@ async def test_running_out_of_descriptors_is_overload_and_no_failure_of_the_endp
             with pytest.raises(GatewayError, match="Too many open files") as caught:
                 await call(upstream)
         assert (caught.value.kind, caught.value.sent) == (ErrorKind.OVERLOADED, False)
-        assert not any(state.is_ejected for state in upstream.endpoints.states)
+        assert not any(state.ejection.is_ejected for state in upstream.endpoints.states)
         await call(upstream)
 
 

@@ -62,7 +62,7 @@ async def test_an_endpoint_that_fails_so_often_gets_no_more(
         async with upstream_with(well, behave, settings=settings) as (upstream, (good, bad)):
             await fail_twice(upstream)
             well_state, bad_state = upstream.endpoints.states
-            assert (well_state.is_ejected, bad_state.is_ejected) == (False, True)
+            assert (well_state.ejection.is_ejected, bad_state.ejection.is_ejected) == (False, True)
             for number in range(10):
                 await call(upstream, number)
             assert len(bad.seen) == 2
@@ -80,7 +80,7 @@ async def test_a_silent_endpoint_is_found_out_also_where_total_is_the_shorter_ti
     settings = "balance: round_robin, timeouts: {total: 100ms}, eject: {failures: 1}"
     async with upstream_with(well, behave, settings=settings) as (upstream, _):
         assert await failing_call(upstream) is ErrorKind.TIMEOUT
-        assert upstream.endpoints.states[1].is_ejected
+        assert upstream.endpoints.states[1].ejection.is_ejected
 
 
 async def test_an_endpoint_that_accepts_nothing_is_found_out_also_where_total_is_the_shorter_time() -> None:
@@ -94,7 +94,7 @@ async def test_an_endpoint_that_accepts_nothing_is_found_out_also_where_total_is
             settings = "balance: round_robin, timeouts: {connect: 10s, total: 100ms}, eject: {failures: 1}"
             upstream = upstream_of([backend.url, url], settings)
             assert await failing_call(upstream) is ErrorKind.TIMEOUT
-            assert upstream.endpoints.states[1].is_ejected
+            assert upstream.endpoints.states[1].ejection.is_ejected
             await upstream.close()
 
 
@@ -107,7 +107,7 @@ async def test_running_out_of_connections_is_not_the_endpoints_failure() -> None
         assert await failing_call(upstream) is ErrorKind.OVERLOADED
         gate.open.set()
         await busy
-        assert not any(state.is_ejected for state in upstream.endpoints.states)
+        assert not any(state.ejection.is_ejected for state in upstream.endpoints.states)
 
 
 @pytest.mark.parametrize("then_fails", [False, True])
@@ -130,13 +130,13 @@ async def test_of_many_requests_one_finds_out_whether_the_endpoint_is_back(
             assert more
             done |= more
         assert (gate.waiting, len(bad.seen)) == (1, 3)
-        assert state.is_ejected
+        assert state.ejection.is_ejected
         caplog.clear()
         with caplog.at_level(logging.INFO, "gateway"):
             gate.open.set()
             results = await asyncio.gather(*trials, return_exceptions=True)
         assert isinstance(results[0], GatewayError) == then_fails
-        assert state.is_ejected == then_fails
+        assert state.ejection.is_ejected == then_fails
         assert not any(isinstance(task.exception(), GatewayError) for task in done)
         assert len(good.seen) == 2 + 49
         assert caplog.messages == [f"backend 'main': {bad.url} is back: a request to it has succeeded"] * (
@@ -161,11 +161,11 @@ async def test_a_trial_whose_client_leaves_is_followed_by_another() -> None:
             await gate.until_waiting(n_trials)
             trial.cancel()
             await asyncio.gather(trial, return_exceptions=True)
-            assert state.is_ejected
+            assert state.ejection.is_ejected
             assert state.in_flight == 0
         gate.open.set()
         await call(upstream, "trial")
-        assert not state.is_ejected
+        assert not state.ejection.is_ejected
 
 
 async def test_a_trial_that_is_answered_by_a_redirect_shows_that_the_endpoint_works() -> None:
@@ -177,7 +177,7 @@ async def test_a_trial_that_is_answered_by_a_redirect_shows_that_the_endpoint_wo
         make_due(state)
         with pytest.raises(GatewayError):
             await call(upstream, read=read_as_malformed)
-        assert not state.is_ejected
+        assert not state.ejection.is_ejected
 
 
 async def test_the_trial_of_an_endpoint_that_is_still_dead_costs_its_client_nothing() -> None:
@@ -191,7 +191,7 @@ async def test_the_trial_of_an_endpoint_that_is_still_dead_costs_its_client_noth
                 attempts: list[Attempt] = []
                 assert await call(upstream, attempts=attempts) == own_answer("1", b"body")
                 assert codes(attempts) == ["unreachable", "200"]
-                assert state.is_ejected
+                assert state.ejection.is_ejected
                 assert await call(upstream, attempts=attempts) == own_answer("1", b"body")
                 assert codes(attempts)[2:] == ["200"]
             await upstream.close()
@@ -209,7 +209,7 @@ async def test_an_answer_with_an_error_status_ends_the_ejection_too() -> None:
         state = upstream.endpoints.states[1]
         make_due(state)
         assert await call(upstream) == b"busy"
-        assert not state.is_ejected
+        assert not state.ejection.is_ejected
 
         async def refuse(answer: Answer) -> bytes:
             raise GatewayError(ErrorKind.BACKEND_ERROR, "busy", status=answer.status)
@@ -219,7 +219,7 @@ async def test_an_answer_with_an_error_status_ends_the_ejection_too() -> None:
         make_due(state)
         with pytest.raises(GatewayError):
             await call(upstream, read=refuse)
-        assert not state.is_ejected
+        assert not state.ejection.is_ejected
 
 
 @pytest.mark.parametrize(
@@ -231,13 +231,13 @@ async def test_so_many_endpoints_stay_whatever_they_do(panic_below: float, n_end
     async with upstream_with(*[closing] * n_endpoints, settings=settings) as (upstream, backends):
         for number in range(4 * n_endpoints):
             await failing_call(upstream, number)
-        assert sum(state.is_ejected for state in upstream.endpoints.states) == n_ejected
+        assert sum(state.ejection.is_ejected for state in upstream.endpoints.states) == n_ejected
         n_before = [len(backend.seen) for backend in backends]
         for number in range(n_endpoints):
             await failing_call(upstream, number)
         asked = [len(backend.seen) > before for backend, before in zip(backends, n_before, strict=True)]
         # when none would be left, all are tried
-        expected = [not state.is_ejected for state in upstream.endpoints.states]
+        expected = [not state.ejection.is_ejected for state in upstream.endpoints.states]
         assert asked == (expected if any(expected) else [True] * n_endpoints)
 
 
@@ -326,7 +326,7 @@ async def test_a_key_goes_to_the_next_endpoint_when_its_own_cannot_be_reached() 
                     await call(upstream, sticky_key=key, attempts=attempts)
                     seen.add(attempts[-1].endpoint)
                 assert len(seen) == 1
-            assert [state.is_ejected for state in upstream.endpoints.states] == [False, True, False]
+            assert [state.ejection.is_ejected for state in upstream.endpoints.states] == [False, True, False]
             await upstream.close()
 
 
@@ -347,10 +347,10 @@ async def test_a_request_with_a_key_is_no_trial_of_an_endpoint_that_is_not_its_o
             if own[key] != other.url:
                 await call(upstream, sticky_key=key)
         assert len(other.seen) == n_before
-        assert state.is_ejected
+        assert state.ejection.is_ejected
         await call(upstream, sticky_key=next(key for key in keys if own[key] == other.url))
         assert len(other.seen) == n_before + 1
-        assert not state.is_ejected
+        assert not state.ejection.is_ejected
 
 
 async def test_a_probe_that_succeeds_brings_the_endpoint_back_when_the_ejection_is_over() -> None:
@@ -365,10 +365,10 @@ async def test_a_probe_that_succeeds_brings_the_endpoint_back_when_the_ejection_
         await fail_twice(upstream)
         _, state = upstream.endpoints.states
         await asyncio.sleep(0.2)
-        assert state.is_ejected  # probes before its end say nothing
+        assert state.ejection.is_ejected  # probes before its end say nothing
         make_due(state)
         async with asyncio.timeout(5):
-            while state.is_ejected:
+            while state.ejection.is_ejected:
                 await asyncio.sleep(0.01)
         assert state.reason == "a probe of it has succeeded"
 
@@ -381,8 +381,8 @@ async def test_an_endpoint_on_trial_is_not_counted_among_those_that_are_left_unt
         upstream.note_failure(other, None, "it died")
         make_due(other)
         upstream.note_failure(one, None, "it died too")
-        assert (one.is_ejected, other.is_ejected) == (False, True)
+        assert (one.ejection.is_ejected, other.ejection.is_ejected) == (False, True)
         await call(upstream)  # the trial
-        assert not other.is_ejected
+        assert not other.ejection.is_ejected
         upstream.note_failure(one, None, "it died again")
-        assert one.is_ejected
+        assert one.ejection.is_ejected

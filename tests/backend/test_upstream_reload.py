@@ -196,9 +196,9 @@ async def test_ejecting_that_is_switched_off_brings_everybody_back() -> None:
     async with counting(well) as one, counting(well) as other:
         upstream = upstream_of([one.url, other.url], "eject: {failures: 1}")
         upstream.note_failure(upstream.endpoints.states[0], None, "it died")
-        assert upstream.endpoints.states[0].is_ejected
+        assert upstream.endpoints.states[0].ejection.is_ejected
         upstream = await reloaded(upstream, [one.url, other.url], "eject: {failures: 0}")
-        assert not upstream.endpoints.states[0].is_ejected
+        assert not upstream.endpoints.states[0].ejection.is_ejected
         await upstream.close()
 
 
