@@ -80,34 +80,15 @@ class ArrivingAnswer(Incoming):
         self.received_bytes += len(data)
         if self._over is not None:
             self._surplus()
-        elif self.head is not None:
-            self._take_body(data)
-        else:
+            return
+        if self.head is None:
             try:
-                self._take_heads(data)
+                data = self._take_heads(data)
             except MalformedError as error:
                 is_tls = self.received_bytes == len(data) and data.startswith(_TLS_ALERT)
                 self._break("it speaks TLS there: write https:// in the endpoint" if is_tls else str(error))
-
-    def _take_heads(self, data: bytes) -> None:
-        """Read heads until the answer's own has come. Raises `MalformedError`."""
-        while (found := self.feed_head(data)) is not None:
-            parsed, data = found
-            assert isinstance(parsed, RawResponseMessage)
-            if not 100 <= parsed.code < 200 or parsed.code == _SWITCHING:  # nobody has asked to switch protocols
-                self.head = head = AnswerHead(parsed, self._method)
-                self.is_last = head.is_last
-                self.expect(head.phase, head.length or 0)
-                self._take_body(data)
+            if self.head is None:
                 return
-            self._n_interim += 1
-            if self._n_interim > MAX_INTERIM:
-                raise MalformedError(f"it sends more than {MAX_INTERIM} interim answers")
-            if not data:
-                return
-
-    def _take_body(self, data: bytes) -> None:
-        """Take bytes of the body, maybe none."""
         if data and self.feed_body(data):
             self._surplus()
         if self.unread_bytes > READ_BYTES and not self._is_paused:
@@ -120,6 +101,23 @@ class ArrivingAnswer(Incoming):
                 waiter.wake()
             else:
                 waiter.wake_soon()
+
+    def _take_heads(self, data: bytes) -> bytes:
+        """Read heads until the answer's own has come; returns the bytes behind it. Raises `MalformedError`."""
+        while (found := self.feed_head(data)) is not None:
+            parsed, data = found
+            assert isinstance(parsed, RawResponseMessage)
+            if not 100 <= parsed.code < 200 or parsed.code == _SWITCHING:  # nobody has asked to switch protocols
+                self.head = head = AnswerHead(parsed, self._method)
+                self.is_last = head.is_last
+                self.expect(head.phase, head.length or 0)
+                return data
+            self._n_interim += 1
+            if self._n_interim > MAX_INTERIM:
+                raise MalformedError(f"it sends more than {MAX_INTERIM} interim answers")
+            if not data:
+                break
+        return b""
 
     def _break(self, defect: str) -> None:
         """The bytes are not HTTP; *defect* says why."""

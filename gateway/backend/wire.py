@@ -61,8 +61,6 @@ class Wire(asyncio.Protocol):
         """The TLS between this protocol and the socket; None if the endpoint does not speak TLS."""
         self._heads = Heads(loop, MAX_HEAD_BYTES, is_for_requests=False)
         self._witness = Witness(sock)
-        self._is_discarded = False
-        self._is_premature = False  # whether the backend sent bytes of this exchange before it had the request
         self._reset: BaseException | None = None
         self._room: asyncio.Future[None] | None = None  # done when more may be sent; None: it may
 
@@ -86,11 +84,9 @@ class Wire(asyncio.Protocol):
         if not (witness.is_quiet() and is_at_rest and not transport.is_closing()) and self.is_reused:
             return False
         self.answer = answer
-        self._is_premature = False
         transport.write(first_bytes)
         if self.is_reused and witness.has_unread() and witness.was_crossed():
-            self._is_premature = True
-            self._discard()
+            transport.abort()
         return True
 
     def end(self) -> bool:
@@ -106,7 +102,6 @@ class Wire(asyncio.Protocol):
             or answer.has_surplus
             or answer.unread_bytes
             or not answer.has_arrived
-            or self._is_discarded
             or transport.is_closing()
             or transport.get_write_buffer_size()
             or (self.tls is not None and not self.tls.is_at_rest)
@@ -140,16 +135,13 @@ class Wire(asyncio.Protocol):
             raise LostError
 
     def data_received(self, data: bytes) -> None:
-        """Give *data* to the answer. Bytes that come while no exchange is open close the connection."""
-        answer = self.answer
-        if answer is None:
-            self._discard()
+        """Give *data* to the answer. Bytes that cannot be a part of it close the connection."""
+        answer, witness = self.answer, self._witness
+        if answer is None or (not answer.received_bytes and witness.is_too_early()):
+            if self.transport is not None:
+                self.transport.abort()
             return
-        if not answer.received_bytes and self._witness.is_too_early():
-            self._is_premature = True
-            self._discard()
-            return
-        self._witness.received_bytes += len(data)
+        witness.received_bytes += len(data)
         answer.feed(data)
 
     def eof_received(self) -> None:
@@ -167,11 +159,6 @@ class Wire(asyncio.Protocol):
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
-
-    def _discard(self) -> None:
-        self._is_discarded = True
-        if self.transport is not None:
-            self.transport.abort()
 
     # The end
 
@@ -197,7 +184,7 @@ class Wire(asyncio.Protocol):
             if has_ended and isinstance(exc, BrokenPipeError):  # after any other error a read returns nothing, too
                 self._reset = None
         self._witness.end()
-        if self._witness.is_unsent():
+        if self._witness.is_unsent:
             reset_on_close(self.transport)  # bytes of the request in the kernel must not leave any more
 
     def _read_what_has_come(self, answer: ArrivingAnswer, transport: asyncio.Transport) -> bool:
@@ -257,4 +244,4 @@ class Wire(asyncio.Protocol):
         acknowledgement is no proof, either: a server that has ended only its own side goes on reading, and on a network
         with latency its acknowledgement comes after that end.
         """
-        return not self.received_bytes and not self._is_premature and self._witness.is_unsent()
+        return not self.received_bytes and self._witness.is_unsent

@@ -14,15 +14,16 @@ from gateway.sockets import ACKED, ESTABLISHED, RECEIVED, SENT, STATE, TcpCounte
 class Witness(Watched):
     """Watches the exchanges of one connection, one after the other."""
 
-    __slots__ = ("_after", "_before", "_is_acknowledged", "received_bytes")
+    __slots__ = ("_before", "_is_acknowledged", "is_unsent", "received_bytes")
 
     def __init__(self, sock: socket.socket) -> None:
         """*sock* is the connection's socket, and must be open."""
         super().__init__(sock)
         self.received_bytes = 0
         """The bytes read since the connection was opened, without the framing of TLS; the reader counts them here."""
+        self.is_unsent = False
+        """Whether it is certain, after `end`, that no byte of the request has left this machine."""
         self._before: TcpCounters | None = None  # before any byte of the request left
-        self._after: TcpCounters | None = None  # when the connection ended
         self._is_acknowledged = False  # whether `was_crossed` has seen an acknowledgement of the request
 
     def is_quiet(self) -> bool:
@@ -31,7 +32,7 @@ class Witness(Watched):
         The kernel is asked, because bytes may have arrived since the event loop last looked. With TLS they might be a
         session ticket, but servers send tickets before their first answer.
         """
-        self._after = None
+        self.is_unsent = False
         self._is_acknowledged = False
         self._before = now = self.counters()
         if now is not None and now[RECEIVED] == self.received_bytes and now[STATE] == ESTABLISHED:
@@ -63,9 +64,6 @@ class Witness(Watched):
         return now is not None and now[ACKED] == self._before[ACKED]
 
     def end(self) -> None:
-        """Note the counters before the socket closes."""
-        self._after = self.counters()
-
-    def is_unsent(self) -> bool:
-        """Whether it is certain, after `end`, that no byte of the request has left this machine."""
-        return self._before is not None and self._after is not None and self._after[SENT] == self._before[SENT]
+        """Find out whether the request `is_unsent`, before the socket closes."""
+        before, after = self._before, self.counters()
+        self.is_unsent = before is not None and after is not None and after[SENT] == before[SENT]

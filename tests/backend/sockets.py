@@ -138,8 +138,9 @@ async def listening(method: str) -> AsyncIterator[tuple[Wire, ArrivingAnswer]]:
 
 def should_close(wire: Wire) -> bool:
     """Whether a connection can carry no other exchange, as far as is known."""
-    answer = wire.answer
-    return wire._is_discarded or (answer is not None and (answer.is_last or answer.has_surplus))
+    answer, transport = wire.answer, wire.transport
+    is_cut = transport is not None and transport.is_closing()
+    return is_cut or (answer is not None and (answer.is_last or answer.has_surplus))
 
 
 class Ending(enum.Enum):
