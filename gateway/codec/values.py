@@ -47,17 +47,18 @@ def short_value(text: bytes, datatype: Datatype) -> Value | None:
     """The value that *text* is, whose nesting says its shape; None for one that a sink has to look at."""
     if len(text) > SHORT_BYTES:
         return None
+    shape: list[int] = []
     try:
         level = [orjson.loads(text)]
-    except orjson.JSONDecodeError:
+        while isinstance(level[0], list):
+            lengths = set(map(list.__len__, level))  # refuses what is no list
+            if len(lengths) > 1 or 0 in lengths or len(shape) == MAX_DEPTH:
+                return None
+            shape += lengths
+            level = list(chain.from_iterable(level))
+    except (orjson.JSONDecodeError, TypeError):
         return None
-    shape: list[int] = []
-    while (types := set(map(type, level))) == {list}:
-        lengths = set(map(len, level))
-        if len(lengths) > 1 or 0 in lengths or len(shape) == MAX_DEPTH:
-            return None
-        shape += lengths
-        level = list(chain.from_iterable(level))
+    types = set(map(type, level))
     if list in types:
         return None
     if datatype.kind is not BYTES:

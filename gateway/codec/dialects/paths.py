@@ -101,7 +101,7 @@ def node_at(path: str, ways: list[tuple[str, list[Step]]]) -> Node:
     for output, steps in ways:
         behind.setdefault(steps[0], []).append((output, steps[1:]))
     inside = {step: node_at(path + _text(step), those) for step, those in behind.items()}
-    outputs = {output: full for node in inside.values() for output, full in node.outputs.items()}
+    outputs = {output: path + "".join(map(_text, steps)) for output, steps in ways}
     return Node(path, None, OBJECT if str in kinds else ARRAY, inside, outputs)
 
 

@@ -79,9 +79,10 @@ class Walk:
     @property
     def held_bytes(self) -> int:
         """What the answer takes so far: what is filled of the outputs, text that waits, and its other members."""
-        row = self._row.values() if self._row else ()
-        row_bytes = sum([value.n_bytes for value in row if isinstance(value, Value)])
-        return sum([output.held_bytes for output in self.found.values()]) + row_bytes + self._beside_bytes
+        held_bytes = self._beside_bytes + sum([output.held_bytes for output in self.found.values()])
+        if self._row:
+            held_bytes += sum([value.n_bytes for value in self._row.values() if isinstance(value, Value)])
+        return held_bytes
 
     def read(self, text: Text) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
@@ -112,7 +113,10 @@ class Walk:
                 yield STEP
         code = text[0] if isinstance(text, bytes) else (yield from text.first())
         if node.code not in (0, code):
-            yield from self._pass_other(node, text)
+            if not node.outputs:
+                raise CodecError(f"expected a JSON object, got {shown(text)}")
+            self._note(node, f"is {shown(text)}")
+            yield from self._pass(text, node.path)
         elif node.output is not None:
             yield from self._put(node, text)
         elif None in node.inside:
@@ -163,7 +167,7 @@ class Walk:
             return _ROWS_BY_NAME if found[1] else _BY_NAME
         names = list(self.described)
         if len(names) == 1:
-            return node_at(path, [(names[0], [])])
+            return Node(path, names[0], outputs={names[0]: path})
         has_no_rows = beginning.translate(None, SPACE).startswith(b"[]")  # which are those of every output
         if not names or not (has_no_rows or self._description.has_output_order):
             known = f", but the model has {len(names)} ({_listed(names)})" if names else ""
@@ -198,7 +202,8 @@ class Walk:
                 f"{where}expected a list with {len(node.inside)} values, one for each output "
                 f"({_listed(node.outputs)}), got {n_items} (at {node.path})"
             )
-        self._note(node, "" if node.code == OBJECT else f"is a list of {n_items}", there)
+        if node.outputs:
+            self._note(node, "" if node.code == OBJECT else f"is a list of {n_items}", there)
 
     def _is_whole(self, node: Node) -> bool:
         """Whether *node* is a list that has a value for each output, and nothing else."""
@@ -240,14 +245,13 @@ class Walk:
             self._output(name, path)
         yield STEP
 
-        def parse(window: bytes) -> "list[Columns]":
-            return [] if window == b"[]" else [self._texts(row, window)]  # the next row is a long one
+        def parse(window: bytes) -> "Columns | None":
+            return None if window == b"[]" else self._texts(row, window)  # the next row is a long one
 
-        def read_run(runs: "list[Columns]") -> "Reading[None]":
-            for n_rows, texts in runs:
-                self._n_rows += n_rows
-                for name, output in self._columns.items():
-                    yield from output.wait(b",".join(texts[name]), WAITING_BYTES // len(self._columns))
+        def read_run(run: "Columns") -> "Reading[None]":
+            self._n_rows += run[0]
+            for name, output in self._columns.items():
+                yield from output.wait(b",".join(run[1][name]), WAITING_BYTES // len(self._columns))
 
         yield from read_items(text, parse, read_run, lambda: self._single_row(row, text))
         for output in self._columns.values():
@@ -300,14 +304,6 @@ class Walk:
         self._n_rows += 1
 
     # What is on no path
-
-    def _pass_other(self, node: Node, text: Text) -> Reading[None]:
-        """Pass over a value that is not what leads on at *node*."""
-        there = shown(text)
-        if not node.outputs:
-            raise CodecError(f"expected a JSON object, got {there}")
-        self._note(node, f"is {there}")
-        yield from self._pass(text, node.path)
 
     def _pass(self, text: Text, label: str, n_bytes: int = 0) -> Reading[None]:
         """Pass over a value, which has *n_bytes* before it; *label* is for errors."""

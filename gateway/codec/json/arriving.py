@@ -180,14 +180,14 @@ def read_members(
 
 def read_items(
     text: ArrivingText,
-    parse: Callable[[bytes], list[T]],
-    read_run: Callable[[list[T]], Reading[None]],
+    parse: Callable[[bytes], T | None],
+    read_run: Callable[[T], Reading[None]],
     read_long: Callable[[], Reading[None]],
 ) -> Reading[None]:
     """Read the array that *text* begins with.
 
-    *parse* makes a list of items from an array of short ones, and *read_run* gets this list. *read_long* reads from
-    *text* an item that is long, is malformed, or is refused by *parse*. Raises `CodecError`.
+    *parse* makes something of an array of short items, and *read_run* gets it, unless it is empty. *read_long* reads
+    from *text* an item that is long, is malformed, or is refused by *parse*. Raises `CodecError`.
     """
     return _read(text, END_ARRAY, lambda run: parse(b"[%b]" % run), read_run, read_long)
 
@@ -195,7 +195,7 @@ def read_items(
 def _read(
     text: ArrivingText,
     closing: int,
-    parse: Callable[[bytes], T],
+    parse: Callable[[bytes], T | None],
     read_run: Callable[[T], Reading[None]],
     read_single: Callable[[], Reading[None]],
 ) -> Reading[None]:
