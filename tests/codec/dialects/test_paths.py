@@ -76,7 +76,7 @@ def test_paths_make_a_tree_whose_leaves_are_the_outputs() -> None:
         "b": "$.r['b c']",
         "c": "$.rows[*].c",
         "d": "$.rows[*].x[1]",
-        "e": "$.list",
+        "e": "$.list[*]",
     }
     assert [tree.code, tree.inside["rows"].code, tree.inside["list"].code] == [OBJECT, ARRAY, ARRAY]
     assert tree_of({"y": "$"}) == Node("$", "y", outputs={"y": "$"})
