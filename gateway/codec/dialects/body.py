@@ -217,9 +217,12 @@ class WrittenRequest(PiecedJson):
     def _filled(self, template: Any, rows_of: list[Tensor] | None) -> "list[Segment]":
         """The JSON of *template*, in each row of inputs that are added to *rows_of*, or else of the whole ones."""
         there: list[Segment] = []
+        prints_few = self._is_small and rows_of is None
 
         def fill(place: Place) -> Raw:
             segment = self._at(place, rows_of)
+            if prints_few and isinstance(segment, NestedTensor):
+                segment = segment.few_numbers() or segment
             if isinstance(segment, bytes):
                 return Raw(segment)
             there.append(segment)
@@ -260,8 +263,7 @@ class WrittenRequest(PiecedJson):
         if datatype.kind is Kind.BYTES and operation != "$b64":
             strings = self._strings(tensor)
         literals = datatype.kind is Kind.FLOAT and self._request.policy.nonfinite is NonFinite.LITERAL
-        nested = NestedTensor(tensor.blob, self._datatypes.get(datatype.name, datatype), shape, strings, literals)
-        return (nested.few_numbers() or nested) if self._is_small and rows_of is None else nested
+        return NestedTensor(tensor.blob, self._datatypes.get(datatype.name, datatype), shape, strings, literals)
 
     def _rows(self, item: Any) -> "NestedTensor | Rows":
         inputs: list[Tensor] = []
