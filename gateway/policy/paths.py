@@ -16,9 +16,9 @@ MAX_PERCENT_SIGNS = 1024
 _SLASHES = re.compile(rb"[/\\]")
 # Tomcat and similar servers cut a segment at a semicolon, C programs cut it at a NUL; c0 ae is an overlong dot.
 _DOTS = re.compile(rb"(?:\A|[/\\])(?:\.|\xc0\xae){1,2}(?=[/\\;\0]|\Z)")
-# Segments that the router looks for: if they were percent-encoded, only the backend would recognise them. Blanks and
-# newlines at their end, because `$` in a pattern also matches before a final newline in many languages.
-_WORDS = re.compile(rb"/\s*(?:v1|v2|models|versions|infer|repository)\s*(?=[/;\0]|\Z)")
+# What the router looks for: if it were percent-encoded, only the backend would recognise it. Blanks and newlines at its
+# end, because `$` in a pattern also matches before a final newline in many languages.
+_WORD = re.compile(rb"\s*(?:v1|v2|models|versions|infer|repository)\s*(?:[;\0].*)?", re.DOTALL)
 
 
 def find_path_fault(path: str) -> str | None:
@@ -43,6 +43,12 @@ def find_path_fault(path: str) -> str | None:
         return f"the path is percent-encoded more than {MAX_DECODINGS - 1} times"
     if b"/models/" in decoded.replace(b"\\", b"/") and len(_SLASHES.findall(decoded)) > raw.count(b"/"):
         return "an encoded slash or a backslash in the path of a model: the backend might take it for a separator"
-    if len(_WORDS.findall(decoded)) > len(_WORDS.findall(raw)):
+    if any(b"%" in segment and _WORD.fullmatch(_decoded(segment)) for segment in raw.split(b"/")):
         return "the words of the protocol in a path (/v2/models/.../infer) must not be percent-encoded"
     return None
+
+
+def _decoded(segment: bytes) -> bytes:
+    for _ in range(MAX_DECODINGS):
+        segment = unquote_to_bytes(segment)
+    return segment
