@@ -279,14 +279,15 @@ async def _serve_until_stopped(
         for url in application.grpc_urls:
             announce.info("gRPC on %s", url)
         announce.info("status page, metrics and health on %s", application.admin_url)
-        notifier.ready(f"clients on {application.listen_url}, status page and metrics on {application.admin_url}")
+        serving = f"clients on {application.listen_url}, status page and metrics on {application.admin_url}"
+        notifier.tell("READY=1", serving)
         notifier.start_watchdog(application.stalled)
         if not options.no_first_look:
             beside.begin(look_at(config, application.name))
         reloader.start(application.replace, application.metrics, watch=options.watch)
         await stopped.wait()
         await reloader.stop()
-        notifier.stopping()
+        notifier.tell("STOPPING=1", "draining: requests in flight are finished")
         return await _drain(application)
     finally:
         await reloader.stop()

@@ -130,19 +130,19 @@ async def test_the_life_of_a_service_is_told(
         reloading = await manager.told()
         assert (reloading["RELOADING"], reloading["STATUS"]) == ("1", "reloading")
         assert before_us <= int(reloading["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
-        assert await manager.told() == ready
+        assert await manager.told() == {"READY": "1", "STATUS": "reloaded"}
 
         configuration(file, server, workers, "limits: {tensors: none}\n")
         gateway.send_signal(signal.SIGHUP)
         assert (await manager.told())["RELOADING"] == "1"
         refused = await manager.told()
         assert refused["READY"] == "1"
-        assert refused["STATUS"].startswith(f"{ready['STATUS']}; the last reload was refused: {file}:5: limits.tensors")
+        assert refused["STATUS"].startswith(f"the last reload was refused: {file}:5: limits.tensors")
 
         configuration(file, server, workers)
         gateway.send_signal(signal.SIGHUP)
         assert (await manager.told())["RELOADING"] == "1"
-        assert await manager.told() == ready, "nothing is left of the refusal"
+        assert await manager.told() == {"READY": "1", "STATUS": "reloaded"}, "nothing is left of the refusal"
 
         gateway.terminate()
         assert (await manager.told())["STOPPING"] == "1"
@@ -278,8 +278,8 @@ async def test_a_manager_that_is_gone_or_does_not_read_harms_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     notifier = Notifier(str(tmp_path / "gone"))
-    notifier.ready("here")
-    notifier.stopping()
+    notifier.tell("READY=1", "here")
+    notifier.tell("STOPPING=1", "")
     assert len(caplog.records) == 1
     assert "systemd cannot be told `READY=1`" in caplog.text
     full = ServiceManager(str(tmp_path / "full"))
@@ -287,10 +287,10 @@ async def test_a_manager_that_is_gone_or_does_not_read_harms_nothing(
         notifier = Notifier(full.address)
         started_s = time.monotonic()
         while len(caplog.records) < 2:  # until the socket takes no more
-            notifier.reloaded("")
+            notifier.tell("READY=1", "")
             assert time.monotonic() - started_s < WITHIN_S
         full.count()
-        notifier.reloaded("x" * 10_000)
+        notifier.tell("READY=1", "x" * 10_000)
         assert len((await full.told())["STATUS"]) == systemd.STATUS_CHARACTERS
     finally:
         full.close()
@@ -303,7 +303,7 @@ def test_without_a_manager_nothing_is_sent_and_nothing_is_left_in_the_environmen
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     notifier = Notifier.from_environment()
-    notifier.ready("here")
+    notifier.tell("READY=1", "here")
     notifier.start_watchdog(lambda: None)  # there is no event loop: it would fail
     assert caplog.records == []
     assert not {"WATCHDOG_USEC", "WATCHDOG_PID"} & os.environ.keys()

@@ -128,7 +128,7 @@ class Reloader:
 
     async def _reload(self, file: Path, known: str = "") -> None:
         """Try once, and log the result in one line; not if *file* is refused because of what is *known*."""
-        self._notifier.reloading()
+        self._notifier.tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", "reloading")
         self._refused = words = ""
         try:
             # the digest is taken before loading: `_run` notices a change in between, at worst it loads once too often
@@ -147,7 +147,7 @@ class Reloader:
             announce.info("reloaded %s%s", file, words and f"; {words}")
         self._tried_s = time.monotonic()
         self._metrics.reloaded(is_successful=not self._refused, words=self._refused or words)
-        self._notifier.reloaded(self._refused)
+        self._notifier.tell("READY=1", f"the last reload was refused: {self._refused}" if self._refused else "reloaded")
 
 
 def _load_again(file: Path) -> Config:

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import socket
-import time
 from collections.abc import Callable
 
 LOOKS = 4
@@ -32,7 +31,6 @@ class Notifier:
         self._address = address
         self._watchdog_s = watchdog_s
         self._watchdog: asyncio.Task[None] | None = None
-        self._serving = ""
         self._is_failing = False
 
     @classmethod
@@ -43,23 +41,6 @@ class Notifier:
         is_meant = os.environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
         return cls(address, int(watchdog_us) / 1e6 if is_meant and watchdog_us.isdecimal() else 0.0)
 
-    def ready(self, serving: str) -> None:
-        """Tell that clients are accepted; *serving*, the status from now on, says at which addresses."""
-        self._serving = serving
-        self._tell("READY=1", serving)
-
-    def reloading(self) -> None:
-        """Tell that a reload has begun; `reloaded` must follow."""
-        self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", "reloading")
-
-    def reloaded(self, refused: str) -> None:
-        """Tell that the reload has ended; *refused* says why nothing has changed, and is empty if it took effect."""
-        self._tell("READY=1", f"{self._serving}; the last reload was refused: {refused}" if refused else self._serving)
-
-    def stopping(self) -> None:
-        """Tell that the gateway is stopping."""
-        self._tell("STOPPING=1", "draining: requests in flight are finished")
-
     def start_watchdog(self, stalled: Callable[[], str | None]) -> None:
         """Send proofs of life from the running event loop, as long as *stalled* returns None."""
         if self._address and self._watchdog_s:
@@ -68,12 +49,13 @@ class Notifier:
     async def _prove_alive(self, stalled: Callable[[], str | None]) -> None:
         while True:
             if (reason := stalled()) is None:
-                self._tell("WATCHDOG=1")
+                self.tell("WATCHDOG=1", "")
             else:
                 log.error("systemd's watchdog is not told that the gateway is alive: %s", reason)
             await asyncio.sleep(self._watchdog_s / LOOKS)
 
-    def _tell(self, state: str, status: str = "") -> None:
+    def tell(self, state: str, status: str) -> None:
+        """Send *state*, lines as in sd_notify(3), and the *status* that `systemctl status` shows; empty: as before."""
         if not self._address:
             return
         if status:
