@@ -173,9 +173,9 @@ def _checked(file: str) -> int:
     if found.read is not None:
         # errors inside of files that keys name, such as certificates, except for keys that have an error already
         for key, reason in file_problems(found.read):
-            found.add_error(key, reason)
+            found.add(found.errors, key, reason)
         for key, reason in tls_warnings(found.read):
-            found.add_warning(key, reason)
+            found.add(found.warnings, key, reason)
     for text in found.texts():
         print(text, file=sys.stderr)
     if found.config is not None:

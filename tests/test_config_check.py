@@ -351,7 +351,7 @@ def test_files_that_are_not_there_are_errors_with_the_line_of_their_key(tmp_path
 
 def test_more_errors_can_be_added_by_who_knows_what_the_files_mean() -> None:
     found = inspect_bytes(b"workers: 1\naccess:\n  deny: []\n" + MINIMAL.encode(), "f")
-    found.add_error("access.tokens_file", "line 3: expected `name: token`")
+    found.add(found.errors, "access.tokens_file", "line 3: expected `name: token`")
     assert found.texts() == ["f:2: access.tokens_file: line 3: expected `name: token`"]
     assert found.config is None
 

@@ -133,7 +133,7 @@ def test_the_path_of_a_file_that_came_from_outside_is_not_shown(
     path = tmp_path / "gateway.yaml"
     path.write_text("access: {tokens_file: '${WHERE}'}\n" + MINIMAL)
     found = inspect(path)
-    found.add_warning("listen", f"{tmp_path}/secret is not said here either")
+    found.add(found.warnings, "listen", f"{tmp_path}/secret is not said here either")
     assert found.texts() == [
         f"{path}:1: access.tokens_file: no such file: ***",
         f"{path}:1: warning: listen: *** is not said here either",

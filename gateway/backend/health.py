@@ -44,7 +44,7 @@ class HealthProbes:
         """The dialect that judges the answers; None: they are judged by their status."""
         self._fields: Fields = []
         self._connections = connections
-        self._tasks = Tasks()
+        self.tasks = Tasks()  # closing them ends all probes
 
     def start(self, settings: Health | None, headers: BackendHeaders, dialect: Dialect | None = None) -> None:
         """Probe by *settings*. Without settings all endpoints count as up.
@@ -68,16 +68,12 @@ class HealthProbes:
             for state in self._endpoints.states:
                 state.condition = state.condition.for_another_path()
             self._path = path
-        self._tasks.begin(self._watch(settings))
+        self.tasks.begin(self._watch(settings))
 
     def stop(self) -> None:
         """End all probes, also those that run. The endpoints' conditions stay."""
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
-
-    async def close(self) -> None:
-        """As `stop`, and wait until nothing runs any more."""
-        await self._tasks.close()
 
     async def _watch(self, settings: Health) -> None:
         """Probe the backend's current endpoints one after the other, each once in `health.interval`.
@@ -94,7 +90,7 @@ class HealthProbes:
             new = [state for state in self._endpoints.states if state not in last]
             state = next(iter((*new, *last)))
             probe = last.pop(state, None)
-            last[state] = self._tasks.begin(self._probe(state, settings)) if probe is None or probe.done() else probe
+            last[state] = self.tasks.begin(self._probe(state, settings)) if probe is None or probe.done() else probe
             round_s = first_round_s if len(new) > 1 else next_round_s
 
     async def _probe(self, state: EndpointState, settings: Health) -> None:

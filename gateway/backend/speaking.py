@@ -71,7 +71,7 @@ class Speaking:
         self._dialect, self._binary = AUTO, AUTO
         self._fields: Fields = []
         self._wait_s = ASK_S
-        self._tasks = Tasks()
+        self.tasks = Tasks()  # closing them ends all questions
         self.last: Spoken | None = None
         """The result of the last call of `spoken`; None before the first."""
 
@@ -108,10 +108,6 @@ class Speaking:
         """Whether the endpoint reads binary bodies by its last answer, of any age; False if that was forgotten."""
         return self._binary != AUTO or (state.speech.said.is_binary and state.speech.heard_s > NEVER_S)
 
-    async def close(self) -> None:
-        """Cancel all questions."""
-        await self._tasks.close()
-
     def _asked(self, state: EndpointState, now_s: float) -> "asyncio.Task[None] | None":
         """Ask an endpoint if it is time; the running questions, if a request has to wait for them, else None."""
         speech = state.speech
@@ -120,7 +116,7 @@ class Speaking:
         if age_s < due_s and not speech.is_doubted:
             return None
         if speech.asking is None and (speech.failure is None or now_s - speech.failed_s >= AGAIN_S):
-            speech.asking = self._tasks.begin(self._ask(state))
+            speech.asking = self.tasks.begin(self._ask(state))
         if age_s < believed_s:
             return None
         # an endpoint that did not answer makes no request wait, as long as another has told the dialect

@@ -181,6 +181,6 @@ class Upstream:
     async def close(self) -> None:
         """Close every connection."""
         await self.names.close()
-        await self.probes.close()
-        await self.speaking.close()
+        await self.probes.tasks.close()
+        await self.speaking.tasks.close()
         await self.connections.close()

@@ -51,17 +51,10 @@ class Inspected:
         """The configuration; None as soon as there is an error."""
         return None if self.errors else self.read
 
-    def add_error(self, key: str, reason: str) -> None:
-        """Add an error of *key* that was found after reading, unless the key has one."""
-        self._add(self.errors, key, reason)
+    def add(self, findings: list[Finding], key: str, reason: str) -> None:
+        """Add to *findings*, which are `errors` or `warnings`.
 
-    def add_warning(self, key: str, reason: str) -> None:
-        """Add a warning about *key*, unless the key has an error."""
-        self._add(self.warnings, key, reason)
-
-    def _add(self, findings: list[Finding], key: str, reason: str) -> None:
-        """Add a finding at the line of *key*, or, where *key* has its default, of the first key that *reason* names.
-
+        The line is that of *key*, or, where *key* has its default, of the first key that *reason* names.
         A finding that follows from another mistake is left out: if *key* has an error or was not read, or if that is so
         of a key that *reason* names.
         """

@@ -119,8 +119,8 @@ def _looked_closer_at(found: Inspected) -> Inspected:
     """
     for key, reason in check(WARNINGS, found.read):
         if key in found.lines and len(found.warnings) < MAX_FINDINGS:  # a default is not warned of
-            found.add_warning(key, reason)
+            found.add(found.warnings, key, reason)
     for key, value in walk(found.read):
         if isinstance(value, FilePath) and not os.path.isfile(value):
-            found.add_error(key, f"no such file: {value}")
+            found.add(found.errors, key, f"no such file: {value}")
     return found

@@ -43,7 +43,7 @@ def inspected(content: bytes, file: str, base: Path) -> Inspected:
     try:
         found.read = _Reader(found, base).whole(compose(content))
         for key, reason in check(ERRORS, found.read):
-            found.add_error(key, reason)
+            found.add(found.errors, key, reason)
             _require_room(found)
     except UnreadableError as error:
         found.errors.append(Finding(error.line, "", error.reason))

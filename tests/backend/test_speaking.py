@@ -65,7 +65,7 @@ async def asking(
         try:
             yield asker, endpoints
         finally:
-            await asker.close()
+            await asker.tasks.close()
             await connections.close()
 
 
