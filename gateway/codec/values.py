@@ -4,12 +4,13 @@ Sinks read text of any length, in pieces; they take six times as long for sixtee
 thousand. What is read here is what a sink makes of it, and whatever has to be looked at more closely is left to one.
 """
 
+import math
 from itertools import chain
 
 import msgspec
 import orjson
 
-from gateway.codec.tensors.datatypes import BYTES, Datatype, element_count
+from gateway.codec.tensors.datatypes import BYTES, Datatype
 from gateway.codec.tensors.elements import PREFIX_BYTES
 from gateway.codec.tensors.nesting import MAX_DEPTH
 from gateway.codec.tensors.number_parsing import read_few, read_flat
@@ -35,7 +36,7 @@ def shaped_value(text: bytes, datatype: Datatype, shape: tuple[int, ...]) -> Val
     """The value of *shape* that *text* is, nested or flat; None for one that a sink has to look at."""
     if text[:1] != b"[":
         return None
-    n_elements = element_count(shape)
+    n_elements = math.prod(shape)
     if datatype.kind is BYTES or text.find(b"[", 1) > 0:
         value = short_value(text, datatype)
         return value if value is not None and value.shape in (shape, (n_elements,)) else None

@@ -34,8 +34,8 @@ from gateway.codec.json.pieces import SPACE
 from gateway.codec.tensors import number_printing
 from gateway.codec.tensors.datatypes import Kind
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
-from gateway.codec.v2.messages import LIST_LATER
-from gateway.codec.v2.reply import Reply, ReplyOutput, reply_header
+from gateway.codec.v2.messages import LIST_LATER, printed
+from gateway.codec.v2.reply import Reply, ReplyOutput, long_pieces
 from gateway.codec.values import SHORT_BYTES
 from gateway.errors import CodecError
 
@@ -160,7 +160,7 @@ class DialectAnswer:
                         later[-1].append(bytes(piece))
                         self._reply_bytes += len(piece)
                         yield
-        header = reply_header({**said, "outputs": entries}, later)
+        header = long_pieces(printed({**said, "outputs": entries}, later))
         return Reply(header, binary, sum([output.nonfinite for output in outputs]))
 
 

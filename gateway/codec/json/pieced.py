@@ -3,7 +3,7 @@
 Not here: what makes the pieces.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator
 
 from gateway.codec.json.pieces import PIECE_BYTES
@@ -18,7 +18,7 @@ Piece = bytes | bytearray | memoryview
 """Some JSON text."""
 
 
-class PiecedJson(ABC):
+class PiecedJson:
     """A document for a backend."""
 
     __slots__ = ()

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
+import msgspec
 import orjson
 from msgspec import Raw
 
@@ -22,8 +23,8 @@ from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2.declarations import Declaration, declaration, name_of
 from gateway.codec.v2.ids import ABSENT, check_id
-from gateway.codec.v2.messages import LATER, Answer, Entry, Parameters, read_message, text_of
-from gateway.codec.v2.reply import Reply, ReplyOutput, reply_header
+from gateway.codec.v2.messages import LATER, Answer, Entry, Parameters, printed, read_message, text_of
+from gateway.codec.v2.reply import Reply, ReplyOutput, long_pieces
 from gateway.codec.values import shaped_value
 from gateway.errors import CodecError
 
@@ -34,18 +35,14 @@ WHOLE_BYTES = 64 * 1024
 """The longest answer that is read in one go if it comes in one chunk."""
 
 
-class _Value:
+class _Value(msgspec.Struct):
     """Where the `data` of one output goes as it arrives."""
 
-    __slots__ = ("form", "sink", "text")
-
     sink: Sink
-
-    def __init__(self) -> None:
-        self.form: Declaration | None = None
-        """What the answer says of the output, if it does so before `data`, which then becomes binary as it arrives."""
-        self.text: list[bytes] = []
-        """The text of `data` that does not become binary as it arrives."""
+    form: Declaration | None = None
+    """What the answer says of the output, if it does so before `data`, which then becomes binary as it arrives."""
+    text: list[bytes] = []
+    """The text of `data` that does not become binary as it arrives."""
 
 
 class _Values:
@@ -69,18 +66,18 @@ class _Values:
         """The sink for the `data` of an output, by what *entry_text* has said of the output so far."""
         entry: Any = decoded(OBJECT, entry_text())
         name = text_of(entry.get("name"))
-        value = _Value()
         is_wanted = name is None or self._selection.is_wanted(name)
         is_known = name is not None or not (self._selection.named or self._declared)
         is_described = "datatype" in entry and "shape" in entry
         if is_wanted and is_known and is_described and self._selection.is_binary(name or ""):
             if name is None:
                 entry["name"] = _NO_NAME
-            value.form = _form_of(entry, 0, self._declared, self._max_bytes)
-            value.sink = _sink_for(value.form)
+            form = _form_of(entry, 0, self._declared, self._max_bytes)
+            value = _Value(_sink_for(form), form)
         else:
             label = label_of("output", name) if name is not None else f"output {len(self.opened)}"
-            value.sink = TextSink(label, value.text if is_wanted else None)
+            text: list[bytes] = []
+            value = _Value(TextSink(label, text if is_wanted else None), None, text)
         self.opened.append(value)
         return value.sink
 
@@ -179,7 +176,7 @@ class InferAnswer:
             )
         yield from self._scanner.feed(chunk)
         if self._scanner.done:
-            _refuse_trailing(self._scanner.trailing_bytes(), self._scanner.consumed)
+            _refuse_trailing(self._scanner)
 
     def finish(self, last: bytes = b"") -> Generator[None, None, Reply]:
         """The reply, after the *last* bytes of the JSON; yields after each step of work.
@@ -189,7 +186,11 @@ class InferAnswer:
         answer = self._read_whole(last) if self._scanner is None else None
         if answer is None:
             yield from self.feed(last)
-            answer = yield from self._scanned()
+            scanner = self._scanner
+            assert scanner is not None
+            yield from scanner.finish()
+            _refuse_trailing(scanner)
+            answer = read_message(scanner.skeleton, Answer, self._limits.max_tensors)
         reply = yield from self._reply(answer)
         if self._scanner is not None:
             self._header_bytes = self._scanner.skeleton_bytes
@@ -218,15 +219,6 @@ class InferAnswer:
         self._header_bytes = len(text)
         return answer
 
-    def _scanned(self) -> Generator[None, None, Answer]:
-        """The answer, whose values have gone to sinks."""
-        scanner = self._scanner
-        assert scanner is not None
-        yield from scanner.finish()
-        _refuse_trailing(scanner.trailing_bytes(), scanner.consumed)
-        answer = read_message(scanner.skeleton, Answer, self._limits.max_tensors)
-        return answer
-
     def _reply(self, answer: Answer) -> Generator[None, None, Reply]:
         self._label(answer)
         wanted, by_default = self._selection.named, self._selection.binary_by_default
@@ -243,7 +235,9 @@ class InferAnswer:
             parameters = entry.get("parameters") or {}
             parameters.pop("binary_data_size", None)
             if "data" not in entry:
-                self._check_no_data(parameters, name)
+                # some servers repeat the region that the request says (protocol 4.5)
+                if name not in self._selection.in_shared_memory and "shared_memory_region" not in parameters:
+                    raise CodecError(f"{label_of('output', name)} has no data")
             elif wanted.get(name, by_default):
                 if binary:
                     yield
@@ -262,7 +256,7 @@ class InferAnswer:
             if name not in names:  # protocol 4.5
                 raise CodecError(f"{label_of('output', name)} was requested, but the answer does not have it")
         answer["outputs"] = kept
-        return Reply(reply_header(answer, later), binary, self._nonfinite)
+        return Reply(long_pieces(printed(answer, later)), binary, self._nonfinite)
 
     def _binary(self, entry: Entry, index: int, parameters: Parameters) -> Generator[None, None, ReplyOutput]:
         """A binary output; says its size in *parameters*, in place of the data of *entry*."""
@@ -310,25 +304,17 @@ class InferAnswer:
             answer["model_name"] = Raw(orjson.dumps(self._model))  # protocol 4.6
         if bytes(answer.get("parameters", b"")) == _NULL:  # protocol 4.4
             del answer["parameters"]
-        answered = restore_literals(bytes(answer.get("id", b"")))
+        answered = bytes(answer.get("id", b""))
         is_own = bool(self._sent_id) and not self._request_id
         if answered != self._sent_id:
-            check_id(answered, self._sent_id, is_own=is_own)  # protocol 4.10
+            check_id(restore_literals(answered), self._sent_id, is_own=is_own)  # protocol 4.10
         if is_own or answered == _NULL:
             answer.pop("id", None)
         if self._request_id and answered in ABSENT:  # protocol 4.6
             answer["id"] = Raw(self._request_id)
 
-    def _check_no_data(self, parameters: Parameters, name: str) -> None:
-        """Raise `CodecError` unless the output is in shared memory, and so needs no data (protocol 4.5).
 
-        The request says so; some servers repeat the region in their answer.
-        """
-        if name not in self._selection.in_shared_memory and "shared_memory_region" not in parameters:
-            raise CodecError(f"{label_of('output', name)} has no data")
-
-
-def _refuse_trailing(n_bytes: int, end: int) -> None:
-    """Raise `CodecError` if *n_bytes* follow the JSON, which ends at *end*."""
-    if n_bytes:
-        raise CodecError(f"the JSON ends after {end} bytes, but more follows")
+def _refuse_trailing(scanner: Scanner) -> None:
+    """Raise `CodecError` if something follows the JSON."""
+    if scanner.trailing_bytes():
+        raise CodecError(f"the JSON ends after {scanner.consumed} bytes, but more follows")

@@ -134,14 +134,3 @@ def label_of_entry(entry: Entry, section: str, index: int) -> str:
     """How errors call *entry*, number *index* of its *section*, `input` or `output`."""
     name = text_of(entry.get("name"))
     return f"{section} {index}" if name is None else label_of(section, name)
-
-
-def take_parameter(said: Entry | Request, key: str) -> bytes:
-    """Take the parameter *key* out of what is *said*, as JSON text; null if it is absent. No parameters go."""
-    parameters = said.get("parameters")
-    if not parameters or key not in parameters:
-        return b"null"
-    text = bytes(parameters.pop(key))
-    if not parameters:
-        del said["parameters"]
-    return text

@@ -1,16 +1,18 @@
 """What the client gets for an inference: JSON, and the blobs of its binary outputs behind it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import chain
+from operator import attrgetter
 
 import msgspec
 
+from gateway.codec.inference import DATATYPE
 from gateway.codec.json.pieced import joined
 from gateway.codec.tensors.datatypes import Datatype
-from gateway.codec.v2.messages import printed
 
 WRITE_BYTES = 4096
 """Texts of the reply that are shorter are joined, so that a reply is a few writes."""
+
+_BLOBS = attrgetter("blobs")
 
 
 class ReplyOutput(msgspec.Struct, frozen=True):
@@ -36,12 +38,12 @@ class Reply(msgspec.Struct, frozen=True):
     @property
     def blobs(self) -> list[memoryview]:
         """The blobs of all binary outputs, in the order of `outputs`."""
-        return [blob for output in self.outputs for blob in output.blobs]
+        return list(chain.from_iterable(map(_BLOBS, self.outputs)))
 
     @property
     def datatypes(self) -> list[str]:
         """The datatype of each binary output."""
-        return [output.datatype.name for output in self.outputs]
+        return list(map(DATATYPE, self.outputs))
 
     @property
     def is_binary(self) -> bool:
@@ -59,7 +61,6 @@ class Reply(msgspec.Struct, frozen=True):
         return self.header_bytes + sum(map(len, self.blobs))
 
 
-def reply_header(answer: Mapping[str, Any], later: Sequence[Sequence[bytes]]) -> list[bytes]:
-    """*answer* as JSON, in pieces, with the texts that come *later*; long ones stay themselves."""
-    texts = printed(answer, later)
-    return [bytes(text) for text in joined(texts, WRITE_BYTES)] if later else texts
+def long_pieces(texts: list[bytes]) -> list[bytes]:
+    """*texts*, which are the JSON of a reply, in few pieces; long ones stay themselves."""
+    return texts if len(texts) == 1 else [bytes(piece) for piece in joined(texts, WRITE_BYTES)]

@@ -5,13 +5,14 @@ makes the JSON as often as it is asked to: the body is held once, its JSON never
 """
 
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 
+import msgspec
 import numpy as np
 from msgspec import Raw
 
 from gateway.codec.inference import (
+    DATATYPE,
     BytesPolicy,
     HalfPrecision,
     NonFinite,
@@ -45,8 +46,7 @@ CHECKED_TENSORS = 64
 """How many small tensors one step checks."""
 
 
-@dataclass(slots=True)
-class InferRequest(PiecedJson):
+class InferRequest(PiecedJson, msgspec.Struct):
     """A request that has been proved right, and the JSON it becomes."""
 
     inputs: list[Tensor]
@@ -80,13 +80,15 @@ class InferRequest(PiecedJson):
         request = text.request
         selection = select(request)
         is_small = text.n_bytes <= SINGLE_PIECE_BYTES
-        binary: list[tuple[Entry, Tensor]] = []
+        entries: list[Entry] = []
+        inputs: list[Tensor] = []
         later: list[tuple[memoryview | Tensor]] = []
         for index, entry in enumerate(request["inputs"]):
             values = source(entry, index, text.spans)
             if isinstance(values, int):
                 tensor = announced(entry, index, values, text.blobs)
-                binary.append((entry, tensor))
+                entries.append(entry)
+                inputs.append(tensor)
                 if not is_small:
                     later.append((tensor,))
             elif values is not None and text.spans:
@@ -95,7 +97,7 @@ class InferRequest(PiecedJson):
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
                 yield
         text.blobs.finish()
-        nonfinite = yield from _fill_in(request, binary, policy, is_small=is_small)
+        nonfinite = yield from _fill_in(request, zip(entries, inputs, strict=True), policy, is_small=is_small)
         request_id = id_of(request)
         sent_id = b"" if "id" in policy.leave_out else request_id or own_id
         if own_id and not request_id:  # protocol 4.10
@@ -104,7 +106,6 @@ class InferRequest(PiecedJson):
             request.pop(key, None)  # type: ignore[misc]
         segments = printed(request, later)
         small_json = b"".join(segments) if is_small else None  # type: ignore[arg-type]  # which has no tensors
-        inputs = [tensor for _, tensor in binary]
         return InferRequest(
             inputs, selection, request_id, sent_id, text.is_recovered, nonfinite, small_json, segments, policy
         )
@@ -119,7 +120,7 @@ class InferRequest(PiecedJson):
     @property
     def datatypes(self) -> list[str]:
         """The datatype of each binary input."""
-        return [tensor.datatype.name for tensor in self.inputs]
+        return list(map(DATATYPE, self.inputs))
 
     @property
     def views(self) -> list[memoryview]:
@@ -141,7 +142,7 @@ class InferRequest(PiecedJson):
 
 
 def _fill_in(
-    request: Request, binary: list[tuple[Entry, Tensor]], policy: TensorPolicy, *, is_small: bool
+    request: Request, binary: Iterable[tuple[Entry, Tensor]], policy: TensorPolicy, *, is_small: bool
 ) -> Generator[None, None, int]:
     """Check the values of the *binary* inputs of *request*, and put those of a small request into their entries.
 

@@ -4,6 +4,7 @@ Whatever the backend speaks, a client's request is read here. Not here: what it 
 `codec.dialects.request` for the others), and the values in blobs and in JSON data.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
@@ -29,7 +30,7 @@ from gateway.codec.tensors.elements import PREFIX_BYTES
 from gateway.codec.v2.declarations import declaration, name_of
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
 from gateway.codec.v2.ids import ABSENT
-from gateway.codec.v2.messages import Entry, Request, label_of_entry, read_message, take_parameter, text_of
+from gateway.codec.v2.messages import Entry, Request, label_of_entry, read_message, text_of
 from gateway.errors import CodecError, TooLargeError
 
 _PARAMETER_KEY = re.compile(rb'"binary_data(?:_size|_output)?"[ \t\r\n]{0,32}:')
@@ -43,6 +44,7 @@ _DATA_OR_ESCAPE = re.compile(rb'"data"|\\u')
 _SIZE_DIGITS = 20
 _FLAGS = {b"true": True, b"false": False, b"null": None}
 _NULL = b"null"
+_SPACE = SPACE.decode()
 
 Reserve = Callable[[int], None]
 """Asks for so many bytes of memory; may raise to refuse the request."""
@@ -104,7 +106,7 @@ def read_request(
         request, spans, n_bytes = yield from _request(body, header_length, limits, reserve)
     except CodecError as error:
         if header_length is not None and not isinstance(error, TooLargeError):
-            raise CodecError(f"{error}{(yield from _length_hint(body, header_length, limits))}") from None
+            raise CodecError(f"{error}{_length_hint(body, header_length, limits)}") from None
         # JSON that is not judged may be wrong, unless it was plainly meant to be binary
         if unjudged is None or (yield from contains(body, _WORDS[:1], _PARAMETER_KEY)):
             raise
@@ -145,7 +147,17 @@ def _split(
     body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve
 ) -> Generator[None, None, tuple[bytes, list[memoryview], int]]:
     """The JSON with numbers in place of each input's `data`, the text of each, and where the JSON ends in the body."""
-    scanner = yield from _scanned(body[:header_length], limits, is_whole=header_length is not None)
+    text = body[:header_length]
+    scanner = Scanner(
+        "inputs",
+        lambda entry: SkipSink("the JSON of an input"),
+        max_skeleton_bytes=limits.max_header_bytes,
+        max_entries=limits.max_tensors,
+    )
+    for start in range(0, len(text), PIECE_BYTES):
+        yield from scanner.feed(text[start : start + PIECE_BYTES])
+        if scanner.done and header_length is None:
+            break
     yield from scanner.finish()
     if header_length is not None and scanner.trailing_bytes():
         raise CodecError("malformed JSON: trailing characters")
@@ -158,29 +170,14 @@ def _split(
     return scanner.skeleton, spans, scanner.consumed if header_length is None else header_length
 
 
-def _scanned(text: memoryview, limits: HeaderLimits, *, is_whole: bool) -> Generator[None, None, Scanner]:
-    """The scanner that has walked through the JSON in *text*, and if *is_whole* through what follows it."""
-    scanner = Scanner(
-        "inputs",
-        lambda entry: SkipSink("the JSON of an input"),
-        max_skeleton_bytes=limits.max_header_bytes,
-        max_entries=limits.max_tensors,
-    )
-    for start in range(0, len(text), PIECE_BYTES):
-        yield from scanner.feed(text[start : start + PIECE_BYTES])
-        if scanner.done and not is_whole:
-            break
-    return scanner
-
-
-def _length_hint(body: memoryview, header_length: int, limits: HeaderLimits) -> Generator[None, None, str]:
+def _length_hint(body: memoryview, header_length: int, limits: HeaderLimits) -> str:
     """Where the JSON at the front of *body* ends, if it has an end and the client says another (protocol 1.7)."""
+    text = str(body[: limits.max_header_bytes], "latin-1")  # a character is a byte
     try:
-        scanner = yield from _scanned(body, limits, is_whole=False)
-    except CodecError:
+        _, end = json.JSONDecoder().raw_decode(text, len(text) - len(text.lstrip(_SPACE)))
+    except (ValueError, RecursionError):
         return ""
-    end = scanner.consumed
-    if not scanner.done or (end <= header_length and not bytes(body[end:header_length]).strip(SPACE)):
+    if end <= header_length and not text[end:header_length].strip(_SPACE):
         return ""
     size = "small" if header_length < end else "large"
     return f"; the JSON ends after {end} bytes, but {HEADER_LENGTH} is {header_length}: is it too {size}?"
@@ -253,7 +250,10 @@ def _flag(said: Request | Entry, key: str, output: str | None = None) -> bool | 
 
     Raises `CodecError` for anything else (protocol 4.2).
     """
-    value = take_parameter(said, key)
+    parameters = said.get("parameters") or {}
+    value = bytes(parameters.pop(key, _NULL))
+    if not parameters:
+        said.pop("parameters", None)
     if value not in _FLAGS:
         where = f"{label_of('output', output)}: " if output is not None else ""
         raise CodecError(f"{where}{key}: expected true or false, got {excerpt(value)}")

@@ -5,9 +5,10 @@ Not here: the metadata of a model (`raw`).
 
 import msgspec
 
-_EXTENSION = "binary_tensor_data"
+from gateway.codec.json.members import object_text, parse_object
+from gateway.errors import CodecError
 
-_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_EXTENSION = "binary_tensor_data"
 
 
 def with_extension(text: bytes) -> bytes:
@@ -16,11 +17,10 @@ def with_extension(text: bytes) -> bytes:
     A body that is not a JSON object, or whose `extensions` is not a list, is returned as it is.
     """
     try:
-        text.decode()  # msgspec does not look into the strings of a Raw
         # only the members are told apart: objects made of a mebibyte of metadata would hold the loop for 40 ms
-        metadata = _MEMBERS.decode(text)
+        metadata = parse_object(text)
         extensions = msgspec.json.decode(metadata.get("extensions", b"null"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (CodecError, msgspec.DecodeError, RecursionError):
         return text
     if extensions is not None and not isinstance(extensions, list):
         return text
@@ -28,5 +28,4 @@ def with_extension(text: bytes) -> bytes:
     if named.count(_EXTENSION) == 1:
         return text
     wanted = [name for name in named if name != _EXTENSION] + [_EXTENSION]
-    metadata["extensions"] = msgspec.Raw(msgspec.json.encode(wanted))
-    return msgspec.json.encode(metadata)
+    return object_text({**metadata, "extensions": msgspec.json.encode(wanted)})

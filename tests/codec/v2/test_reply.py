@@ -1,14 +1,14 @@
 """Replies, and JSON that is put together without copying what is long."""
 
 from gateway.codec import DATATYPES
-from gateway.codec.v2.messages import LIST_LATER, Answer, Entry
-from gateway.codec.v2.reply import WRITE_BYTES, Reply, ReplyOutput, reply_header
+from gateway.codec.v2.messages import LIST_LATER, Answer, Entry, printed
+from gateway.codec.v2.reply import WRITE_BYTES, Reply, ReplyOutput, long_pieces
 
 
 def test_short_texts_are_joined_and_long_ones_stay_themselves() -> None:
     long = b"x" * WRITE_BYTES
     outputs = [Entry(data=LIST_LATER), Entry(data=LIST_LATER), Entry()]
-    pieces = reply_header(Answer(outputs=outputs), [[b"1", b",", long], [b"2"]])
+    pieces = long_pieces(printed(Answer(outputs=outputs), [[b"1", b",", long], [b"2"]]))
     assert pieces == [b'{"outputs":[{"data":[1,', long, b']},{"data":[2]},{}]}']
     assert pieces[1] is long
 
