@@ -4,7 +4,6 @@ Whatever the backend speaks, a client's request is read here. Not here: what it 
 `codec.dialects.request` for the others), and the values in blobs and in JSON data.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
@@ -40,11 +39,14 @@ _SEARCH_OVERLAP = 64  # no shorter than a key with its blanks
 _WORDS = (b"binary_data", b"\\")
 """What a piece of a body has in which `_KEY_OR_ESCAPE` may be; the first is in `_PARAMETER_KEY`."""
 
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+_TRAILING = re.compile(r"trailing characters \(byte ([0-9]+)\)")
+"""What the decoder says of text behind a value: how many bytes it has read, the first one of that text included."""
+
 _DATA_OR_ESCAPE = re.compile(rb'"data"|\\u')
 _SIZE_DIGITS = 20
 _FLAGS = {b"true": True, b"false": False, b"null": None}
 _NULL = b"null"
-_SPACE = SPACE.decode()
 
 Reserve = Callable[[int], None]
 """Asks for so many bytes of memory; may raise to refuse the request."""
@@ -172,12 +174,16 @@ def _split(
 
 def _length_hint(body: memoryview, header_length: int, limits: HeaderLimits) -> str:
     """Where the JSON at the front of *body* ends, if it has an end and the client says another (protocol 1.7)."""
-    text = str(body[: limits.max_header_bytes], "latin-1")  # a character is a byte
+    text = bytes(body[: limits.max_header_bytes])
     try:
-        _, end = json.JSONDecoder().raw_decode(text, len(text) - len(text.lstrip(_SPACE)))
-    except (ValueError, RecursionError):
-        return ""
-    if end <= header_length and not text[end:header_length].strip(_SPACE):
+        _RAW.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        behind = _TRAILING.search(str(error))
+        if behind is None:
+            return ""
+        text = text[: int(behind[1]) - 1]
+    end = len(text.rstrip(SPACE))
+    if end <= header_length and not bytes(body[end:header_length]).strip(SPACE):
         return ""
     size = "small" if header_length < end else "large"
     return f"; the JSON ends after {end} bytes, but {HEADER_LENGTH} is {header_length}: is it too {size}?"
