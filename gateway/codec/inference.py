@@ -129,11 +129,6 @@ def shape_text(shape: tuple[int, ...] | list[int]) -> str:
     return text if len(text) <= MAX_SHAPE else f"{text[:MAX_SHAPE]}..."
 
 
-def count_text(count: int) -> str:
-    """*count* for an error: of a shape that no tensor can have only how large it is at least."""
-    return str(count) if count < 2**64 else "more than 2^64"
-
-
 def is_half_precision(datatype: Datatype) -> bool:
     """Whether it is FP16 or BF16, which `HalfPrecision` is about."""
     return datatype.item_bytes == 2 and datatype.kind is FLOAT

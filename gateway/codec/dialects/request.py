@@ -12,13 +12,12 @@ from gateway.codec.inference import (
     OutputSelection,
     Tensor,
     TensorPolicy,
-    count_text,
     label_of,
 )
 from gateway.codec.json.members import Members, restore_members
 from gateway.codec.json.sinks import pour
 from gateway.codec.tensors.base64_reading import from_base64
-from gateway.codec.tensors.datatypes import Kind, element_count
+from gateway.codec.tensors.datatypes import Kind, count_text, element_count
 from gateway.codec.tensors.elements import check_elements, joined_blobs
 from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink

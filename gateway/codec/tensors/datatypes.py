@@ -33,8 +33,8 @@ BYTES, FLOAT = Kind.BYTES, Kind.FLOAT
 """For code that runs for each small tensor: Python 3.11 takes 70 ns to find a member in its enum."""
 
 
-def _same(array: Array) -> Array:
-    return array
+_same: Callable[[Array], Array] = np.asarray
+"""An array as it is."""
 
 
 def _truth(array: Array) -> Array:
@@ -191,3 +191,8 @@ DATATYPES: dict[str, Datatype] = {row.name: row for row in _ROWS}
 def element_count(shape: tuple[int, ...]) -> int:
     """How many elements a tensor of *shape* has; 1 for `()`. Python integers: nothing overflows."""
     return math.prod(shape)
+
+
+def count_text(count: int) -> str:
+    """*count* for an error: of a shape that no tensor can have only how large it is at least."""
+    return str(count) if count < 2**64 else "more than 2^64"

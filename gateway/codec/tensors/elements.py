@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.codec.json.pieces import PIECE_BYTES, check_utf8
+from gateway.codec.tensors.datatypes import count_text
 from gateway.errors import CodecError
 
 MAX_ELEMENT_BYTES = 2**32 - 1
@@ -73,8 +74,8 @@ def check_elements(
     """
     if n_elements * PREFIX_BYTES > len(blob):
         raise CodecError(
-            f"{label}: expected {n_elements} elements, which take at least {n_elements * PREFIX_BYTES} bytes "
-            f"for their lengths, got {len(blob)} bytes"
+            f"{label}: expected {count_text(n_elements)} elements, which take at least "
+            f"{count_text(n_elements * PREFIX_BYTES)} bytes for their lengths, got {len(blob)} bytes"
         )
     offset = index = 0
     while index < n_elements:

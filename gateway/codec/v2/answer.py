@@ -13,12 +13,12 @@ import msgspec
 import orjson
 from msgspec import Raw
 
-from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, count_text, label_of, labelled
+from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of, labelled
 from gateway.codec.json.members import HELD_PER_BYTE, OBJECT, STAND_IN, decoded, restore_literals
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
 from gateway.codec.tensors.base64_reading import from_base64
-from gateway.codec.tensors.datatypes import BYTES, DATATYPES
+from gateway.codec.tensors.datatypes import BYTES, DATATYPES, count_text
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2.declarations import Declaration, declaration, name_of

@@ -20,7 +20,7 @@ from gateway.codec.tensors.datatypes import BYTES, FLOAT, Datatype, element_coun
 from gateway.codec.v2.framing import Cursor, Framing, copied
 from gateway.codec.v2.messages import Answer, Entry, Request, read_message
 from gateway.codec.v2.reply import Reply, ReplyOutput
-from gateway.codec.v2.request_reading import announced, binary_size, id_of, select
+from gateway.codec.v2.request_reading import announced, id_of, select, source
 from gateway.errors import CodecError
 
 SHARE_HEADER_BYTES = 16 * 1024
@@ -88,8 +88,8 @@ def _marked(request: Request, blobs: Cursor) -> Generator[None, None, list[Tenso
     """
     tensors: list[Tensor] = []
     for index, entry in enumerate(request["inputs"]):
-        size = binary_size(entry, index)
-        if size is None or "data" in entry:
+        size = source(entry, index, [])
+        if not isinstance(size, int):
             return []
         tensor = announced(entry, index, size, blobs)
         if tensor.datatype.kind is BYTES:

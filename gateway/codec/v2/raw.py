@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, count_text, label_of, shape_text
+from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, label_of, shape_text
 from gateway.codec.json.members import HELD_PER_BYTE, excerpt
 from gateway.codec.tensors import elements
-from gateway.codec.tensors.datatypes import DATATYPES, Kind
+from gateway.codec.tensors.datatypes import DATATYPES, Kind, count_text
 from gateway.codec.v2.declarations import MAX_DIMENSION, MAX_RANK
 from gateway.codec.v2.framing import Cursor, copied
 from gateway.codec.v2.request_reading import RequestReading, Reserve, read_request, reserve_nothing

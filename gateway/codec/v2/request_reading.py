@@ -15,7 +15,6 @@ from gateway.codec.inference import (
     HeaderLimits,
     OutputSelection,
     Tensor,
-    count_text,
     label_of,
     labelled,
 )
@@ -25,7 +24,7 @@ from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
 from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
-from gateway.codec.tensors.elements import PREFIX_BYTES
+from gateway.codec.tensors.datatypes import count_text
 from gateway.codec.v2.declarations import declaration, name_of
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
 from gateway.codec.v2.ids import ABSENT
@@ -201,7 +200,7 @@ def _is_judged(request: Request, unjudged: Collection[str]) -> bool:
 
 def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memoryview:
     """The *blobs* behind JSON whose length the client did not say (protocol section 6). Raises `CodecError`."""
-    sizes = [binary_size(entry, index) for index, entry in enumerate(request["inputs"])]
+    sizes = [_binary_size(entry, index) for index, entry in enumerate(request["inputs"])]
     expected = sum(size or 0 for size in sizes)
     if expected == 0 and len(blobs) <= PIECE_BYTES and not bytes(blobs).strip(SPACE):
         return blobs[:0]
@@ -283,7 +282,7 @@ def source(entry: Entry, index: int, spans: list[memoryview]) -> memoryview | in
     anything but one of these (protocol 2.1).
     """
     parameters = entry.get("parameters") or {}
-    size = binary_size(entry, index) if "binary_data_size" in parameters else None
+    size = _binary_size(entry, index) if "binary_data_size" in parameters else None
     data = None
     if "data" in entry:
         data = spans[int(bytes(entry["data"]))] if spans else memoryview(restore_literals(bytes(entry["data"])))
@@ -306,29 +305,23 @@ def source(entry: Entry, index: int, spans: list[memoryview]) -> memoryview | in
 def announced(entry: Entry, index: int, size: int, blobs: Cursor) -> Tensor:
     """The binary input *entry* of *size* bytes, which are taken off *blobs*.
 
-    Raises `CodecError` if what it says does not fit (protocol 2.2, 2.3), or the bytes are missing (protocol 1.5).
+    Raises `CodecError` if what it says does not fit (protocol 2.2, 2.3), or the bytes are missing (protocol 1.5). The
+    elements of BYTES are not counted yet.
     """
     name, datatype, shape = declaration(entry, "input", index)
-    item_bytes = datatype.item_bytes
-    n_bytes = math.prod(shape) * (item_bytes or PREFIX_BYTES)
+    n_elements, item_bytes = math.prod(shape), datatype.item_bytes
     try:
-        if size != n_bytes and (item_bytes or size < n_bytes):
-            raise CodecError(_wrong_size(size, n_bytes, item_bytes))
+        if item_bytes and size != n_elements * item_bytes:
+            raise CodecError(
+                f"binary_data_size: expected {count_text(n_elements * item_bytes)}, got {size} "
+                f"({count_text(n_elements)} elements of {item_bytes} bytes)"
+            )
         return Tensor(name, datatype, shape, blobs.take(size))
     except CodecError as error:
         raise CodecError(f"{labelled('input', name, datatype, shape)}: {error}") from None
 
 
-def _wrong_size(size: int, n_bytes: int, item_bytes: int) -> str:
-    expected = count_text(n_bytes)
-    if not item_bytes:  # protocol 2.4
-        what = f"{count_text(n_bytes // PREFIX_BYTES)} elements, which take at least {expected} bytes for their lengths"
-        return f"expected {what}, got {size} bytes"
-    n_elements = count_text(n_bytes // item_bytes)
-    return f"binary_data_size: expected {expected}, got {size} ({n_elements} elements of {item_bytes} bytes)"
-
-
-def binary_size(entry: Entry, index: int) -> int | None:
+def _binary_size(entry: Entry, index: int) -> int | None:
     """`binary_data_size` of the input *entry*; None if it has none (protocol 2.3). Raises `CodecError`."""
     value = bytes((entry.get("parameters") or {}).get("binary_data_size", _NULL))
     if value.isdigit() and len(value) <= _SIZE_DIGITS:
