@@ -137,9 +137,9 @@ def test_what_is_not_its_own_is_an_empty_404(server: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_its_metadata_and_status_are_understood(server: str, model: str) -> None:
     is_available = MODELS[model].state == "AVAILABLE"
-    status, text = ask(f"{server}{TENSORFLOW.ready_path(model, None)}")
+    status, text = ask(f"{server}{TENSORFLOW.paths(model, None).ready}")
     assert (status, TENSORFLOW.is_ready(text)) == (200, is_available)
-    status, text = ask(f"{server}{TENSORFLOW.description_path(model, None)}")
+    status, text = ask(f"{server}{TENSORFLOW.paths(model, None).description}")
     if not is_available:
         assert status == 404
         return

@@ -191,7 +191,7 @@ def _written(form: str, signature: str, samples: Sequence[Tensor]) -> bytes:
 
 async def first_inference(asker: Asker, dialect: str, model: Model) -> Straight:
     """Find an inference that the server answers. Raises `ProblemError`."""
-    path = f"{model.path}/infer" if dialect == V2 else str(DIALECTS[dialect].infer_path(model.name, None))
+    path = f"{model.path}/infer" if dialect == V2 else DIALECTS[dialect].paths(model.name, None).infer
     why = "its inputs are too large for a trial"
     tries = [(form, samples) for form in _FORMS[dialect] for samples in _candidates(dialect, form, model)]
     for form, samples in tries:

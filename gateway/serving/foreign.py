@@ -60,19 +60,13 @@ class Foreign:
         self.model, self.version = path.model or "", path.version
         self._configured = call.backend.described(self.model)
         call.words_in = partial(dialect.error_words, description=self._configured)
-        self._infer_path = dialect.infer_path(self.model, self.version, self._configured)
-        if dialect.is_configured and path.model is not None:
-            if self._configured.template is None:
-                name, known = call.backend.name, ", ".join(map(repr, list(call.backend.models)[:MAX_NAMED]))
-                words = f"model {path.model!r} is not configured: `backends.{name}.models` has {known}"
-                raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
-            if self._infer_path is None:
-                self.path_of(None)
-        described_at = dialect.description_path(self.model, self.version)
+        self.paths = dialect.paths(self.model, self.version, self._configured)
+        if not self.paths.infer and path.model is not None:
+            raise GatewayError(ErrorKind.BACKEND_ERROR, self._no_path(), status=404)
         self._question: Question | None = None
         """Asks for the model's description; None if servers of the dialect have none."""
-        if described_at is not None:
-            asked = path.before + described_at
+        if self.paths.description:
+            asked = path.before + self.paths.description
             # it does not know this request, which would wait for the garbage collector otherwise
             read = partial(_read_description, call, dialect, self._configured, asked)
             self._question = Question(call, asked, read)
@@ -80,15 +74,20 @@ class Foreign:
         self._described: ModelDescription
         self._request: DialectRequest
 
-    def path_of(self, path: str | None) -> str:
+    def _no_path(self) -> str:
+        """Why the model has no path for this version."""
+        if self.dialect.is_configured and self._configured.template is None:
+            name, known = self.call.backend.name, ", ".join(map(repr, list(self.call.backend.models)[:MAX_NAMED]))
+            return f"model {self.model!r} is not configured: `backends.{name}.models` has {known}"
+        if self.version is None:
+            return f"model {self.model!r} is asked for with a version: /v2/models/{self.model}/versions/VERSION"
+        return f"model {self.model!r} has no versions: leave the version out"
+
+    def path_of(self, path: str) -> str:
         """The dialect's *path* after the part that the route keeps before it.
 
-        Raises `GatewayError` if clients may not use the path, or if it is None: the model has none for this version.
+        Raises `GatewayError` if clients may not use the path.
         """
-        if path is None:
-            says = f"is asked for with a version: /v2/models/{self.model}/versions/VERSION"
-            words = f"model {self.model!r} {says if self.version is None else 'has no versions: leave the version out'}"
-            raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
         path = self.path.before + path
         self.call.plan.check_path(path, self.call.backend)
         return path
@@ -97,7 +96,7 @@ class Foreign:
 
     async def prepare(self, body: memoryview) -> Prepared:
         """Parse and check the request. Raises `GatewayError`."""
-        call, path = self.call, self.path_of(self._infer_path)
+        call, path = self.call, self.path_of(self.paths.infer)
         query = call.match.target[len(call.match.path) :]
         target = path + (query if "?" not in path else query.replace("?", "&", 1))
         # a raw request is cut into values by the description
@@ -213,7 +212,7 @@ class Foreign:
         dialect = self.dialect
         if dialect.is_configured and not self.live_path:
             return self.call.upstream.is_usable
-        path = self.path_of(self.live_path if dialect.is_configured else dialect.ready_path(self.model, self.version))
+        path = self.path_of(self.live_path if dialect.is_configured else self.paths.ready)
 
         async def read(answer: Answer) -> bool:
             if answer.status >= 300:

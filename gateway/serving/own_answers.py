@@ -81,15 +81,14 @@ async def _require_live(foreign: Foreign) -> None:
 
 async def _model(foreign: Foreign) -> bytes:
     """A model's metadata, from its server and the configuration. Raises `GatewayError` if neither describes it."""
-    dialect, model, version = foreign.dialect, foreign.model, foreign.version
-    if not dialect.is_configured:
-        foreign.path_of(dialect.description_path(model, version) or dialect.ready_path(model, version))
+    if not foreign.dialect.is_configured:
+        foreign.path_of(foreign.paths.description or foreign.paths.ready)
     described = await foreign.description(FRESH_S)
     if not described.is_complete:
         await foreign.is_ready()  # a pattern of the configuration may match models that do not exist
     if not (described.inputs or described.outputs):
         raise _refused(
-            f"nothing is known of model {model!r}: its server does not describe it, and neither does "
+            f"nothing is known of model {foreign.model!r}: its server does not describe it, and neither does "
             f"`backends.{foreign.call.backend.name}.models` of the gateway's configuration"
         )
     return v2_metadata(foreign.call.match.model or "", described)

@@ -4,7 +4,7 @@ Not here: which dialects there are, and sending anything.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -19,8 +19,17 @@ from gateway.codec.tensors.string_printing import StringForm
 from gateway.errors import CodecError
 
 
+class Paths(NamedTuple):
+    """Where a server is asked for one model: raw paths, as they stand in a request; empty: nowhere."""
+
+    infer: str = ""
+    ready: str = ""
+    """What tells whether the model is ready, see `is_ready`."""
+    description: str = ""
+
+
 class Dialect:
-    """A value without state. Paths are raw, as they stand in a request; those of models are percent-encoded.
+    """A value without state.
 
     What a dialect does not say itself is as here, in the dialect `template`: requests and answers are as the
     configuration describes them, model by model; servers describe no models, and a model is ready when its server is.
@@ -39,33 +48,25 @@ class Dialect:
         """Whether an answer to `live_path` with *status* and the body *text* comes from a server that runs."""
         return status // 100 == 2
 
-    def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str | None:
-        """Where inferences are sent; None if there are no versions, or if one has to be asked for.
+    def paths(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> Paths:
+        """The paths of a model; none if it has no versions, or if it has to be asked for with one.
 
         *description* is what the configuration says of the model.
         """
         template = description.template
         if template is None or ("{version}" in template.path) != (version is not None):
-            return None
+            return Paths()
         path = template.path
         if "{" in path:
             path = path.replace("{model}", quote(model, safe="")).replace("{version}", quote(version or "", safe=""))
-        return path
-
-    def ready_path(self, model: str, version: str | None) -> str | None:
-        """What tells whether a model is ready, see `is_ready`; None as for `infer_path`."""
-        return None
+        return Paths(path)
 
     def is_ready(self, text: bytes) -> bool:
-        """Whether the body *text* of an answer to `ready_path` with status 200 says that the model is ready."""
+        """Whether the body *text* of an answer with status 200 says that the model is ready."""
         return True
 
-    def description_path(self, model: str, version: str | None) -> str | None:
-        """Where the server describes the model; None if it describes none."""
-        return None
-
     def read_description(self, text: bytes, signature: str) -> ModelDescription:
-        """What the body *text* of an answer to `description_path` says, of *signature* (empty: the usual one).
+        """What the body *text* of the server's description says, of *signature* (empty: the usual one).
 
         Raises `CodecError` if it cannot be read.
         """

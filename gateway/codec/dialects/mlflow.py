@@ -10,7 +10,7 @@ from msgspec import structs
 
 from gateway.codec.dialects.body import Place, WrittenRequest, by_name, in_rows
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription
-from gateway.codec.dialects.dialect import Dialect, document_of
+from gateway.codec.dialects.dialect import Dialect, Paths, document_of
 from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import Tensor
@@ -30,13 +30,9 @@ class MLflow(Dialect):
     is_configured = False
     live_path = "/ping"
 
-    def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str | None:
-        """The same for every model: there is one."""
-        return "/invocations" if version is None else None
-
-    def ready_path(self, model: str, version: str | None) -> str | None:
-        """The model is ready when the server is."""
-        return self.live_path if version is None else None
+    def paths(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> Paths:
+        """The same for every model: there is one, and it is ready when the server is."""
+        return Paths("/invocations", self.live_path) if version is None else Paths()
 
     def body(self, request: DialectRequest, description: ModelDescription) -> Any:
         """`inputs` unless the configuration says otherwise."""

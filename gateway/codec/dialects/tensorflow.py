@@ -5,15 +5,14 @@ and from KServe 0.21.
 """
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, ClassVar
 from urllib.parse import quote
 
 import numpy as np
 
 from gateway.codec.dialects.body import by_name, in_rows
-from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription, TensorDescription
-from gateway.codec.dialects.dialect import Dialect, document_of
+from gateway.codec.dialects.description import MAX_NAMED, OCTETS_SUFFIX, UNKNOWN, ModelDescription, TensorDescription
+from gateway.codec.dialects.dialect import Dialect, Paths, document_of
 from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import BytesPolicy, Tensor, label_of
@@ -25,12 +24,6 @@ from gateway.errors import CodecError
 
 DEFAULT_SIGNATURE = "serving_default"
 """The signature that a request means if it names none."""
-
-MAX_PATHS = 256
-"""How many models' paths are kept, made: a request needs its own twice."""
-
-MAX_NAMED = 10
-"""The most signatures that an error names."""
 
 _OTHER_NAMES = {"FP16": "HALF", "FP32": "FLOAT", "FP64": "DOUBLE", "BF16": "BFLOAT16", "BYTES": "STRING"}
 DTYPES = {f"DT_{_OTHER_NAMES.get(name, name)}": datatype for name, datatype in DATATYPES.items()}
@@ -76,13 +69,12 @@ class TensorFlow(Dialect):
         error = find(("error",), document_of(text))
         return isinstance(error, str) and error != ""
 
-    def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str:
-        """The model's path, or that of a version, with `:predict` behind it."""
-        return f"{_path(model, version)}:predict"
-
-    def ready_path(self, model: str, version: str | None) -> str:
-        """The status of the model's versions, or of one."""
-        return _path(model, version)
+    def paths(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> Paths:
+        """Those of the model or a version of it; KServe has none for the description."""
+        path = f"/v1/models/{quote(model, safe='')}"
+        if version is not None:
+            path += f"/versions/{quote(version, safe='')}"
+        return Paths(f"{path}:predict", path, f"{path}/metadata")
 
     def is_ready(self, text: bytes) -> bool:
         """TensorFlow Serving: a version is available. KServe: `ready`, which older ones write as a string."""
@@ -90,10 +82,6 @@ class TensorFlow(Dialect):
         versions = find(("model_version_status",), status)
         states = [find(("state",), version) for version in versions] if isinstance(versions, list) else []
         return "AVAILABLE" in states or str(find(("ready",), status)).lower() == "true"
-
-    def description_path(self, model: str, version: str | None) -> str:
-        """KServe has no such path."""
-        return f"{_path(model, version)}/metadata"
 
     def read_description(self, text: bytes, signature: str) -> ModelDescription:
         """The inputs and outputs of *signature*, in the order of their names: the server gives them in any order."""
@@ -141,12 +129,6 @@ class TensorFlow(Dialect):
 
 
 # What it says
-
-
-@lru_cache(MAX_PATHS)
-def _path(model: str, version: str | None) -> str:
-    path = f"/v1/models/{quote(model, safe='')}"
-    return path if version is None else f"{path}/versions/{quote(version, safe='')}"
 
 
 def _tensors(described: Any) -> tuple[TensorDescription, ...]:

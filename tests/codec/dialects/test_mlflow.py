@@ -14,9 +14,8 @@ MLFLOW = MLflow()
 
 
 def test_there_is_one_model_and_no_version() -> None:
-    assert [MLFLOW.infer_path("any", None), MLFLOW.ready_path("any", None)] == ["/invocations", "/ping"]
-    assert [MLFLOW.infer_path("any", "1"), MLFLOW.ready_path("any", "1")] == [None, None]
-    assert MLFLOW.description_path("any", None) is None
+    assert MLFLOW.paths("any", None) == ("/invocations", "/ping", "")
+    assert MLFLOW.paths("any", "1") == ("", "", "")
     with pytest.raises(CodecError):
         MLFLOW.read_description(b"{}", "")
 

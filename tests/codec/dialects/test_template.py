@@ -16,6 +16,7 @@ from gateway.codec import (
     tree_of,
 )
 from gateway.codec.dialects.description import UNKNOWN
+from gateway.codec.dialects.dialect import Paths
 from gateway.errors import CodecError
 
 TEMPLATE = DIALECTS["template"]
@@ -33,21 +34,20 @@ def model(path: str = "/predict", error: str | None = None) -> ModelDescription:
     ("path", "version", "expected"),
     [
         ("/predict", None, "/predict"),
-        ("/predict", "1", None),
+        ("/predict", "1", ""),
         ("/m/{model}", None, "/m/a%2Fb%20c"),
         ("/m/{model}/v/{version}?m={model}", "1 2", "/m/a%2Fb%20c/v/1%202?m=a%2Fb%20c"),
-        ("/m/{version}", None, None),
+        ("/m/{version}", None, ""),
     ],
 )
-def test_the_path_has_the_clients_model_and_version(path: str, version: str | None, expected: str | None) -> None:
-    assert TEMPLATE.infer_path("a/b c", version, model(path)) == expected
-    assert TEMPLATE.infer_path("a/b c", version, UNKNOWN) is None
+def test_the_path_has_the_clients_model_and_version(path: str, version: str | None, expected: str) -> None:
+    assert TEMPLATE.paths("a/b c", version, model(path)) == Paths(expected)
+    assert TEMPLATE.paths("a/b c", version, UNKNOWN) == Paths()
 
 
 def test_such_servers_say_nothing_of_themselves() -> None:
     assert TEMPLATE.is_configured
     assert not TEMPLATE.live_path
-    assert TEMPLATE.ready_path("m", None) is TEMPLATE.description_path("m", None) is None
     assert TEMPLATE.is_live(204, b"")
     assert not TEMPLATE.is_live(404, b"")
     assert TEMPLATE.is_ready(b"")

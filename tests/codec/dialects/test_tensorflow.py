@@ -50,10 +50,10 @@ HALF_PLUS_TWO = metadata(
 
 
 def test_paths_have_the_verb_behind_a_colon() -> None:
-    assert TENSORFLOW.infer_path("half", None) == "/v1/models/half:predict"
-    assert TENSORFLOW.infer_path("a b", "2") == "/v1/models/a%20b/versions/2:predict"
-    assert TENSORFLOW.ready_path("half", "2") == "/v1/models/half/versions/2"
-    assert TENSORFLOW.description_path("half", None) == "/v1/models/half/metadata"
+    path = "/v1/models/half"
+    assert TENSORFLOW.paths("half", None) == (f"{path}:predict", path, f"{path}/metadata")
+    path = "/v1/models/a%20b/versions/2"
+    assert TENSORFLOW.paths("a b", "2") == (f"{path}:predict", path, f"{path}/metadata")
 
 
 def test_the_usual_signature_is_read_if_none_is_named() -> None:
