@@ -207,7 +207,7 @@ def _serve(options: argparse.Namespace) -> int:
     """
     notifier = Notifier.from_environment()
     file, backend = _source(options)
-    _take_from_kserve(options, file)
+    _take_from_kserve(options)
     of_backend = (options.listen, options.admin, options.grpc, options.workers, options.log)
     if file is not None and any(option is not None for option in of_backend):
         options.usage.error(
@@ -227,13 +227,11 @@ def _serve(options: argparse.Namespace) -> int:
         writer.stop()
 
 
-def _take_from_kserve(options: argparse.Namespace, file: Path | None) -> None:
-    """Put the arguments that KServe has appended into the environment, from which the configuration's *file* reads."""
-    given = {name: value for name in _OF_KSERVE if (value := getattr(options, name)) is not None}
+def _take_from_kserve(options: argparse.Namespace) -> None:
+    """Put the arguments that KServe has appended into the environment, from which the configuration's file reads."""
+    given = {name.upper(): value for name in _OF_KSERVE if (value := getattr(options, name)) is not None}
     if given:
-        if file is None:
-            options.usage.error(f"--{', --'.join(given)}: KServe's arguments go with --config, whose file names them")
-        os.environ.update({name.upper(): value for name, value in given.items()})
+        os.environ.update(given)
         options.workers = None  # KServe derives it from containerConcurrency, which counts requests and not processes
 
 

@@ -186,16 +186,6 @@ def test_what_does_something_is_not_warned_of() -> None:
     assert warnings(one_backend(f"dialect: mlflow, health: {{}}, models: {models}")) == []
 
 
-@pytest.mark.parametrize(
-    ("dialect", "url"),
-    [("tensorflow", "http://x:8501/v1"), ("mlflow", "http://x:5000/invocations"), ("v2", "http://x:1/v2/y")],
-)
-def test_the_path_of_an_endpoint_that_requests_have_already_is_warned_of(dialect: str, url: str) -> None:
-    models = "{m: {outputs: {y: {datatype: FP32}}}}"
-    (warning,) = warnings(f"backends: {{a: {{endpoints: ['{url}'], dialect: {dialect}, models: {models}}}}}\n")
-    assert warning.startswith("backends.a.endpoints[0]: its path is put before that of every request")
-
-
 def test_a_sound_file_has_no_warnings() -> None:
     assert warnings(MINIMAL) == []
     assert warnings("listen: 0.0.0.0:8080\nadmin: localhost:9090\n" + MINIMAL) == []
@@ -220,7 +210,6 @@ def test_a_sound_file_has_no_warnings() -> None:
             "backends: {a: {endpoints: [http://x]}, b: {endpoints: [http://y]}}\nroutes: [{name: r, backend: a}]",
             "backends.b: unused: no route leads to it",
         ),
-        ("backends: {a: {endpoints: ['http://x:80/v2/a']}}", "a.endpoints[0]: its path is put before that of every"),
         ("trusted_proxies: [10.0.0.0/8, '::/0']\n" + MINIMAL, "trusted_proxies[1]: every client may say that it is"),
     ],
 )

@@ -907,12 +907,6 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
 
 
-def test_kserves_arguments_need_a_file_that_names_them() -> None:
-    result = run_inside("serve", "--backend", "http://127.0.0.1:1", "--model_name", "iris")
-    assert result.returncode == 2
-    assert "--model_name: KServe's arguments go with --config" in result.stderr
-
-
 def test_kserves_arguments_are_not_for_the_help() -> None:
     assert "predictor_host" not in run_inside("serve", "--help").stdout
 

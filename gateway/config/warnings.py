@@ -7,7 +7,6 @@ these follow.
 
 import fnmatch
 import re
-from urllib.parse import urlsplit
 
 from gateway.config.rules import Place, Rule
 from gateway.config.schema import Backend, BackendTls, Config, Route, Timeouts
@@ -15,16 +14,7 @@ from gateway.config.schema import Backend, BackendTls, Config, Route, Timeouts
 MAX_COMPARED = 500
 """The most routes that are compared, each with all before it: half a second."""
 
-_FIRST_SEGMENTS = {"v2": "v2", "auto": "v2", "tensorflow": "v1", "mlflow": "invocations"}
-"""How the paths of inferences begin."""
-
 _SPECIAL = re.compile(r"[*?\[]")
-
-
-def _segment_twice(at: Place) -> str | None:
-    """The first segment of inferences' paths, if the endpoint's path has it too."""
-    first = _FIRST_SEGMENTS.get(at.part.dialect)
-    return first if first in urlsplit(at.value).path.split("/") else None
 
 
 def _is_unused(at: Place) -> bool:
@@ -78,8 +68,6 @@ WARNINGS = (
          "every inference gets 502: set the datatypes of the outputs in `models`"),
     Rule(Backend, "dialect", lambda at: at.value == "template" and not at.part.models,
          "every inference gets 404: describe the models in `models`"),
-    Rule(Backend, "endpoints.*", _segment_twice,
-         "its path is put before that of every request, which begins with /{found} already"),
     Rule(Config, "listen admin", lambda at: 0 < at.value.port < 1024,
          "a port below 1024 needs a privilege, such as CAP_NET_BIND_SERVICE"),
     Rule(Config, "admin", lambda at: not at.value.is_local,
