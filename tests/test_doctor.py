@@ -220,13 +220,6 @@ async def test_a_certificate_that_is_trusted_is_named_with_its_end(authority: Au
     assert (found.code, found.findings("problem")) == (1, [])  # there is no model to try
 
 
-async def test_a_certificate_that_expires_soon_is_pointed_out(authority: Authority) -> None:
-    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=5, hours=1)
-    async with with_tls(authority.issue(not_after=soon).server_context()) as url:
-        found = await doctor(url, environment={"SSL_CERT_FILE": str(authority.path)})
-    assert any("which is in 5 days: renew it soon" in words for words in found.findings("note"))
-
-
 async def test_the_authority_the_name_and_a_certificate_of_ones_own_can_be_given(
     authority: Authority, tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -31,9 +30,6 @@ from gateway.doctor.asking import ASK_S, Asker
 from gateway.doctor.model import Model
 from gateway.doctor.report import ProblemError, Report
 from gateway.errors import ErrorKind
-
-EXPIRES_SOON_DAYS = 30
-"""A certificate that expires within this time is pointed out."""
 
 MAX_MODELS = 1000
 """How many models of a server are looked at."""
@@ -120,12 +116,7 @@ async def reach(endpoint: Endpoint, headers: Mapping[str, str], report: Report) 
     report.ok(f"{endpoint.authority} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
     expires_at = expiry_of(dict(answer.certificate))
     if expires_at is not None:
-        days = (expires_at - datetime.now(UTC)).days
-        words = f"its certificate is accepted, and valid until {expires_at:%Y-%m-%d}"
-        if days < EXPIRES_SOON_DAYS:
-            report.note(f"{words}, which is in {days} days: renew it soon")
-        else:
-            report.ok(words)
+        report.ok(f"its certificate is accepted, and valid until {expires_at:%Y-%m-%d}")
     return asker, answer
 
 
