@@ -222,7 +222,7 @@ def _serve(options: argparse.Namespace) -> int:
     try:
         return asyncio.run(_serve_until_stopped(config, reloader, notifier, options))
     except OSError as error:
-        raise ports.explained(error, config, ports.COMMAND_LINE if file is None else ports.FILE) from None
+        raise ports.explained(error, config) from None
     finally:
         writer.stop()
 

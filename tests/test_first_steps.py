@@ -174,7 +174,7 @@ async def test_a_taken_port_names_who_has_it_and_the_option_that_changes_it(work
         assert result.returncode == 1
         taken = re.compile(
             r"tensor-gateway: cannot listen on (\S+): address already in use by python[\d.]* "
-            rf"\(pid {first.pid}\); to listen elsewhere: --(listen|admin) ADDRESS"
+            rf"\(pid {first.pid}\); to listen elsewhere: --(listen|admin) ADDRESS, or `(listen|admin)` in the file"
         )
         found = [taken.fullmatch(line) for line in result.stderr.splitlines()]
         assert [(each[1], each[2]) for each in found if each] == [(admin, "admin"), (clients, "listen")]
@@ -192,7 +192,7 @@ async def test_a_port_that_workers_have_is_named_too_and_the_key_of_the_file(
         assert result.returncode == 1
         assert re.fullmatch(
             rf"tensor-gateway: cannot listen on {clients}: address already in use by python[\d.]* "
-            r"\(pid \d+\); to listen elsewhere: `listen: ADDRESS` in the file\n",
+            r"\(pid \d+\); to listen elsewhere: --listen ADDRESS, or `listen` in the file\n",
             result.stderr,
         )
 
@@ -238,7 +238,7 @@ def test_an_address_that_this_machine_does_not_have() -> None:
 def test_an_error_that_is_not_about_an_address_stays_as_it_is() -> None:
     config = parse("backends: {a: {endpoints: ['http://x']}}")
     error = OSError(errno.ENOSPC, "no temporary folder can be made")
-    assert ports.explained(error, config, ports.FILE) is error
+    assert ports.explained(error, config) is error
 
 
 def test_a_process_of_another_user_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_a_process_of_another_user_is_not_named(tmp_path: Path, monkeypatch: pyt
         assert ports.user_of(Address(address)) == " by a process that is not visible here"
         config = parse(f"backends: {{a: {{endpoints: ['http://x']}}}}\nlisten: {address}\nadmin: 127.0.0.1:0")
         said = f"cannot listen on {address}: address already in use"
-        explained = ports.explained(OSError(errno.EADDRINUSE, said), config, ports.COMMAND_LINE)
+        explained = ports.explained(OSError(errno.EADDRINUSE, said), config)
     assert explained.strerror == (
-        f"{said} by a process that is not visible here; to listen elsewhere: --listen ADDRESS"
+        f"{said} by a process that is not visible here; to listen elsewhere: --listen ADDRESS, or `listen` in the file"
     )

@@ -62,21 +62,12 @@ def first_of(texts: Sequence[str], most: int) -> str:
 
 def shown(value: object) -> str:
     """*value* as a message may repeat it: `shortened`, on one line, and never what is inside of a list or mapping."""
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return str(value).lower()
-        case str():
-            return repr(_cut(value))
-        case int() | float():
-            return _cut(str(value))
-        case list():
-            return "a list"
-        case dict():
-            return "keys and values"
-        case _:
-            return f"a {type(value).__name__}"
+    if isinstance(value, str):
+        return repr(_cut(value))
+    if isinstance(value, (int, float)):
+        return _cut(str(value).lower())  # as YAML writes true and false
+    names = {type(None): "nothing", list: "a list", dict: "keys and values"}
+    return names.get(type(value), f"a {type(value).__name__}")
 
 
 def _cut(text: str) -> str:

@@ -18,15 +18,9 @@ _PROC = Path("/proc")
 _LISTENS = "0A"  # of TCP, in /proc/net/tcp
 _TAKEN = os.strerror(errno.EADDRINUSE).lower()
 
-COMMAND_LINE, FILE = "--{} ADDRESS", "`{}: ADDRESS` in the file"
-"""With which words a user says where to listen, on the command line and in a file."""
 
-
-def explained(error: OSError, config: Config, said_by: str) -> OSError:
-    """*error* of a start with *config*; if addresses are taken, with an explaining line for each.
-
-    *said_by*: `COMMAND_LINE` or `FILE`.
-    """
+def explained(error: OSError, config: Config) -> OSError:
+    """*error* of a start with *config*; if addresses are taken, with an explaining line for each."""
     if error.errno != errno.EADDRINUSE:
         return error
     lines: list[str] = []
@@ -36,7 +30,7 @@ def explained(error: OSError, config: Config, said_by: str) -> OSError:
         said = f"cannot listen on {address}: {_TAKEN}"
         # at the others that are taken the next start would fail
         if error.strerror == said or not (address.is_unix or is_free(address)):
-            lines.append(f"{said}{user_of(address)}; to listen elsewhere: {said_by.format(key)}")
+            lines.append(f"{said}{user_of(address)}; to listen elsewhere: --{key} ADDRESS, or `{key}` in the file")
     return OSError(error.errno, "\n".join(lines)) if lines else error
 
 
