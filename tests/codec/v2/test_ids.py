@@ -173,3 +173,13 @@ def test_an_answer_with_another_id_is_none(id_: Any, request_id: bytes, sent_id:
     for each in (text, text.replace(b"[1]}", b'[1], "parameters": {"scale": NaN}}')):
         with pytest.raises(ForeignAnswerError, match=f"its id is {json.dumps(id_)}".replace("[", r"\[")):
             reply(each, request_id, sent_id, n_bytes)
+
+
+def test_ids_are_compared_as_they_are_beside_a_literal() -> None:
+    """In the text that is split the words of literals have stand-ins, also inside of strings."""
+    text = b'{"id":"NaN","more":NaN,"outputs":[]}'
+    assert b"".join(read_answer([text], request_id=b'"NaN"', sent_id=b'"NaN"').header).startswith(
+        b'{"id":"NaN","more":NaN'
+    )
+    with pytest.raises(ForeignAnswerError, match='its id is "NaN", '):
+        read_answer([text], request_id=b'"1"', sent_id=b'"1"')

@@ -1,6 +1,7 @@
 """The JSON of requests: what is accepted, what the backend gets, what a refusal says (protocol sections 2 to 4)."""
 
 import json
+import math
 import struct
 import tracemalloc
 from typing import Any
@@ -328,8 +329,20 @@ def test_literal_is_no_integer(shape: str, size: str, words: str) -> None:
         parsed(f'{{"inputs":{inputs}}}'.encode())
 
 
-def test_id_that_is_a_literal_does_not_show_the_marker() -> None:
-    assert b"~" not in parsed(b'{"id":NaN,"inputs":[]}').id
+def test_strings_beside_a_literal_are_what_they_say() -> None:
+    """In the text that is split the words of literals have stand-ins, also inside of strings."""
+    parameters = {"binary_data_size": 5, "content_type": "NaN"}
+    top = {"id": "NaN-1", "more": math.nan, "outputs": [{"name": "Infinity"}]}
+    policy = TensorPolicy(bytes=BytesPolicy.BASE64)
+    request = parsed(header_of(entry("-Infinity", "BYTES", [1], parameters=parameters), **top), b"\1\0\0\0x", policy)
+    assert (request.id, request.sent_id) == (b'"NaN-1"', b'"NaN-1"')
+    assert dict(request.selection.named) == {"Infinity": False}
+    assert [(tensor.name, tensor.content_type) for tensor in request.inputs] == [("-Infinity", b'"NaN"')]
+    assert b'"id": "NaN-1", "more": NaN' in json.dumps(json.loads(b"".join(request.json_pieces()))).encode()
+
+
+def test_id_that_is_a_literal_is_itself() -> None:
+    assert parsed(b'{"id":NaN,"inputs":[]}').id == b"NaN"
 
 
 def test_many_members_with_literals_are_forwarded_as_they_came() -> None:
