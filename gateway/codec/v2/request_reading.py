@@ -128,8 +128,10 @@ def _request(
     n_bytes = len(body) if header_length is None else header_length
     text = bytes(body[:n_bytes]) if n_bytes <= limits.max_header_bytes else b""
     # data that is long, or nested too deep, is passed by
-    is_short = len(text) <= SINGLE_PIECE_BYTES and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
-    if text and (is_short or b'"data"' not in text):
+    is_read_whole = b'"data"' not in text or (
+        len(text) <= SINGLE_PIECE_BYTES and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
+    )
+    if text and is_read_whole:
         reserve(n_bytes * HELD_PER_BYTE)
         reserve = reserve_nothing
         try:
@@ -231,7 +233,7 @@ def select(request: Request) -> OutputSelection:
         _check_names(request["inputs"])
     by_default = bool(_flag(request, "binary_data_output")) if request.get("parameters") else False
     named: dict[str, bool] = {}
-    in_shared_memory: set[str] = set()
+    in_shared_memory: frozenset[str] = frozenset()
     for index, entry in enumerate(request.get("outputs") or ()):
         name = name_of(entry, "output", index)
         if name in named:  # protocol 2.6
@@ -240,14 +242,13 @@ def select(request: Request) -> OutputSelection:
         parameters = entry.get("parameters")
         if not parameters:
             continue
-        if bytes(parameters.get("shared_memory_region", _NULL)) != _NULL:  # protocol 4.5
-            in_shared_memory.add(name)
         flag = _flag(entry, "binary_data", name)
         if flag is not None:
             named[name] = flag
-    for name in in_shared_memory:
-        named[name] = False
-    return OutputSelection(by_default, named, frozenset(in_shared_memory))
+        if bytes(parameters.get("shared_memory_region", _NULL)) != _NULL:  # protocol 4.5
+            in_shared_memory |= {name}
+            named[name] = False
+    return OutputSelection(by_default, named, in_shared_memory)
 
 
 def _flag(said: Request | Entry, key: str, output: str | None = None) -> bool | None:
