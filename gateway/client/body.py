@@ -5,43 +5,31 @@ Everything that reads a body from a client is here. Not here: the meaning of the
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 from gateway.client.request import ClientRequest
 from gateway.client.served import Served
 from gateway.codec import Coding, Framing, Inflater, parse_content_encoding, parse_framing
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError
 from gateway.exchange import Exchange
+from gateway.plan import Plan
 from gateway.policy.admission import LOOK_S, MAX_WAIT_S, SMALL_BYTES, Admission, Claim, Reservation
 
 
-class ClientBody:
+class ClientBody(Reservation):
     """The body of one request, and the memory that is reserved for it."""
 
-    __slots__ = (
-        "_admission",
-        "_answer_bytes",
-        "_answer_room",
-        "_beyond_bytes",
-        "_connection",
-        "_exchange",
-        "_is_released",
-        "_max_bytes",
-        "_request",
-        "_reservation",
-    )
+    _answer_bytes = 0
+    _answer_room = 0  # reserved bytes that the request has left to its answer
+    _beyond_bytes = 0  # bytes that `reserve` took without room for them
 
-    def __init__(self, request: ClientRequest, exchange: Exchange, admission: Admission, max_bytes: int) -> None:
-        """*max_bytes* is `limits.request_body`."""
+    def __init__(self, request: ClientRequest, exchange: Exchange, shared: Any, plan: Plan) -> None:
+        """*shared* has the `admission`. Nothing is reserved before the request is admitted."""
+        self.admission: Admission = shared.admission
         self._request = request
         self._connection: Served = request.connection  # or another front's object in its place
         self._exchange = exchange
-        self._admission = admission
-        self._max_bytes = int(max_bytes)  # a `config.Size` would print its unit in messages that say "bytes"
-        self._reservation = Reservation(admission)  # of nothing, before the request is admitted
-        self._answer_bytes = 0
-        self._answer_room = 0  # reserved bytes that the request has left to its answer
-        self._is_released = False
-        self._beyond_bytes = 0  # bytes that `reserve` took without room for them
+        self._max_bytes = plan.limits.request_body
 
     async def admit(self, n_bytes: int) -> None:
         """Reserve *n_bytes* for a body before it is read, and a slot as well if the body is complete.
@@ -49,18 +37,19 @@ class ClientBody:
         A body that is not complete is an upload from now on, and gives way to others if it is slow. Waits, as `_take`
         does. Raises `GatewayError` (OVERLOADED) without room.
         """
-        if self._connection.has_arrived and self._reservation.take(n_bytes, 1):
+        connection = self._connection
+        if connection.has_arrived and self.take(n_bytes, 1):
             return
         await self._take(n_bytes, 0)
-        if not self._connection.has_arrived:
-            self._reservation.begin_upload(self._connection.upload, self._fail)
+        if not connection.has_arrived:
+            self.begin_upload(connection.upload, self._fail)
 
     async def take_slot(self) -> None:
         """Take a slot of `limits.concurrent_requests` for an admitted body that is complete, or that is relayed.
 
         Waits, as `_take` does. Raises `GatewayError` (OVERLOADED) without one.
         """
-        if not self._reservation.n_slots:
+        if not self.n_slots:
             await self._take(0, 1)
 
     def reserve(self, n_bytes: int) -> None:
@@ -69,15 +58,15 @@ class ClientBody:
         A complete request gets `SMALL_BYTES` in any case. For more, slow uploads are ended; the request never waits.
         Raises `GatewayError` (OVERLOADED) when there is no room.
         """
-        admission, reservation = self._admission, self._reservation
-        if reservation.take(n_bytes):
+        if self.take(n_bytes):
             return
+        admission = self.admission
         if self._beyond_bytes + n_bytes <= SMALL_BYTES:
             self._beyond_bytes += n_bytes
-            reservation.hold(n_bytes)
+            self.hold(n_bytes)
         else:
             now_s = asyncio.get_running_loop().time()
-            claim = Claim(reservation, n_bytes, 0, now_s, lambda: True)
+            claim = Claim(self, n_bytes, 0, now_s, lambda: True)
             if admission.wait(claim, now_s):
                 admission.look(now_s)
             if not claim.is_granted:
@@ -88,14 +77,14 @@ class ClientBody:
 
         `limits.connections` bounds how many wait, since each has a connection. Raises `GatewayError` (OVERLOADED).
         """
-        admission, reservation = self._admission, self._reservation
-        if reservation.take(n_bytes, n_slots):
+        if self.take(n_bytes, n_slots):
             return
+        admission = self.admission
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         verdict = asyncio.Event()
         until_s, connection = began_s + MAX_WAIT_S, self._connection
-        claim = Claim(reservation, n_bytes, n_slots, until_s, lambda: connection.has_arrived, verdict.set)
+        claim = Claim(self, n_bytes, n_slots, until_s, lambda: connection.has_arrived, verdict.set)
         if admission.wait(claim, began_s):
             admission.looking = admission.looking or loop.create_task(_look(admission))
             try:
@@ -107,9 +96,9 @@ class ClientBody:
             raise self._overloaded(n_bytes)
 
     def _overloaded(self, n_bytes: int) -> GatewayError:
-        admission = self._admission
+        admission = self.admission
         words = (
-            f"too busy: a request that needs {n_bytes + self._reservation.n_bytes} bytes has no room beside "
+            f"too busy: a request that needs {n_bytes + self.n_bytes} bytes has no room beside "
             f"{admission.requests} of {admission.max_requests} requests (limits.concurrent_requests) and "
             f"{admission.held_bytes} of {int(admission.max_bytes)} bytes (limits.in_flight_bytes) in flight; try again"
         )
@@ -122,53 +111,49 @@ class ClientBody:
 
     def hold_answer(self, n_bytes: int) -> None:
         """Count the answer's *n_bytes* so far, as far as they exceed the room that the request has left to it."""
-        if n_bytes != self._answer_bytes and not self._is_released:
+        if n_bytes != self._answer_bytes and not self.is_released:
             room = self._answer_room
-            self._reservation.hold(max(n_bytes, room) - max(self._answer_bytes, room))
+            self.hold(max(n_bytes, room) - max(self._answer_bytes, room))
             self._answer_bytes = n_bytes
 
     def let_go(self) -> None:
         """Leave the request's reserved bytes to its answer, because the request is not held in memory any more."""
-        self._answer_room = self._reservation.n_bytes
-
-    def release(self) -> None:
-        """Give back everything that was reserved."""
-        self._reservation.release()
-        self._is_released = True
+        self._answer_room = self.n_bytes
 
     def framing(self) -> Framing:
         """The framing of an inference by the client's headers: where its JSON ends. Raises `CodecError`."""
         headers = self._request.headers
-        return parse_framing(headers.all("inference-header-content-length"), headers.get("content-type"))
+        return parse_framing(headers.all("inference-header-content-length"), headers.first.get("content-type", ""))
 
     async def read(self) -> memoryview:
         """The body in one buffer, inflated, within `limits.request_body` on the wire and after inflating.
 
         Raises `GatewayError`.
         """
-        coding = self._find_coding()
+        coding, connection = self._find_coding(), self._connection
         self.check_length()
         length = self._request.content_length if coding is None else None
         await self.admit(length or 0)
-        if length is not None and self._connection.has_arrived:
-            whole = self._connection.read_arrived()
+        if length is not None and connection.has_arrived:
+            whole = connection.read_arrived()
             self._exchange.client_request_bytes = len(whole)
             body = memoryview(whole)
         else:
             body = await self._read_growing(coding, is_admitted=length is not None)
-        self._reservation.end_upload()
-        await self.take_slot()
+        if not self.n_slots:  # else it has come as a whole
+            self.end_upload()
+            await self.take_slot()
         return body
 
     def check_length(self) -> None:
         """Raise `GatewayError` if the body's Content-Length or received bytes exceed `limits.request_body`."""
         length, received = self._request.content_length, self._exchange.client_request_bytes
         if length is not None and length > self._max_bytes:
-            words = f"the body has {length} bytes, limits.request_body is {self._max_bytes}"
+            words = f"the body has {length} bytes, limits.request_body is {int(self._max_bytes)}"
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
         if received > self._max_bytes:
             raise GatewayError(
-                ErrorKind.BODY_TOO_LARGE, f"the body is larger than limits.request_body, {self._max_bytes} bytes"
+                ErrorKind.BODY_TOO_LARGE, f"the body is larger than limits.request_body, {int(self._max_bytes)} bytes"
             )
 
     def _find_coding(self) -> Coding | None:

@@ -56,19 +56,15 @@ class Outgoing(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         """The transport; None before the connection is open, and when it has ended."""
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+        self.is_behind = False
+        """Whether so much waits to be sent that nothing more should be written before `drain`."""
+        self._has_room = asyncio.Event()  # awaited while it is behind
         self._is_lost = False
         self._backlog: Backlog | None = None  # while the client is behind in reading
         self.cut_reason = ""
         """Why the gateway has cut the connection of a client that does not read; empty if it has not."""
         self.written_bytes = 0
         """How many bytes were given to the connection so far."""
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether so much waits to be sent that nothing more should be written before `drain`."""
-        return not self._has_room.is_set()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write to the client. Raises `ConnectionResetError` when the client left."""
@@ -87,10 +83,12 @@ class Outgoing(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """See asyncio: too much waits to be sent, and `drain` waits."""
+        self.is_behind = True
         self._has_room.clear()
 
     def resume_writing(self) -> None:
         """See asyncio: the client has taken so much that more may be written."""
+        self.is_behind = False
         self._has_room.set()
 
     def reset(self) -> None:
@@ -106,6 +104,7 @@ class Outgoing(asyncio.Protocol):
         """See asyncio: the connection is gone, with what waits to be sent."""
         self.transport = None
         self._is_lost = self.is_behind
+        self.is_behind = False
         self._has_room.set()
 
     def is_read_too_slowly(self, now_s: float, limit_s: float) -> bool:

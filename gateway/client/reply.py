@@ -1,4 +1,4 @@
-"""The reply to a client. Nothing else writes to one, except the invitation to send a body (`body`).
+"""The reply to a client. Nothing else writes to one, except the invitation to send a body (`served`).
 
 The head says which headers every reply carries, how the body is framed, and whether the connection is kept. An
 exchange's status, error and reply bytes are set here alone. Not here: the content of replies.
@@ -6,18 +6,20 @@ exchange's status, error and reply bytes are set here alone. Not here: the conte
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 
+from gateway.client.body import ClientBody
 from gateway.client.request import ClientRequest
 from gateway.errors import ErrorKind, GatewayError, proxy_status
 from gateway.exchange import Exchange
 from gateway.headers import Pairs
-from gateway.pacing import Pacer
+from gateway.plan import Plan
 
 WRITE_BYTES = 256 * 1024
 """How many bytes are handed to a connection at once: Python 3.11 copies the bytes that the socket does not take."""
@@ -33,49 +35,28 @@ _UNSENDABLE = re.compile("[\0-\x08\n-\x1f\x7f\ud800-\udfff]")
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
-class Reply:
-    """The reply to one request: `whole`, or `begin`, `write` and `end`, or `error`."""
+class Reply(ClientBody):
+    """The body of one request, and the reply to it: `whole`, or `begin`, `write` and `end`, or `error`."""
 
-    __slots__ = (
-        "_connection",
-        "_exchange",
-        "_is_bodiless",
-        "_is_chunked",
-        "_is_draining",
-        "_left",
-        "_pacer",
-        "_request",
-        "_timing",
-        "has_begun",
-        "is_complete",
-    )
+    has_begun = False
+    """Whether a part of the reply was sent, so that an error can only cut it off."""
+    is_complete = False
+    """Whether the whole reply was handed to the socket: a client that leaves then was served."""
+    _left: int | None = 0  # of the announced length
+    _is_chunked = False
+    _is_bodiless = False
 
-    def __init__(
-        self,
-        request: ClientRequest,
-        exchange: Exchange,
-        *,
-        is_draining: Callable[[], bool],
-        timing: Callable[[Exchange], str] | None = None,
-    ) -> None:
-        """The connection is closed after the reply while *is_draining*. *timing* makes the value of `Server-Timing`."""
-        self._request = request
-        self._connection = request.connection
-        self._exchange = exchange
-        self._is_draining = is_draining
-        self._timing = timing
-        self._left: int | None = 0
-        self._is_chunked = False
-        self._is_bodiless = False
-        self._pacer: Pacer | None = None
-        self.has_begun = False
-        """Whether a part of the reply was sent, so that an error can only cut it off."""
-        self.is_complete = False
-        """Whether the whole reply was handed to the socket: a client that leaves then was served."""
+    def __init__(self, request: ClientRequest, exchange: Exchange, shared: Any, plan: Plan) -> None:
+        """*shared* has what all requests share; while it `is_draining` connections are closed after their reply."""
+        super().__init__(request, exchange, shared, plan)
+        self._shared = shared
+        self._timing = plan.timing
 
     async def complete(self) -> None:
         """Wait while too many written bytes wait to be sent. Raises `ConnectionError` when the client left."""
-        await self._connection.out.drain()
+        out = self._connection.out
+        if out.is_behind:
+            await out.drain()
         self.is_complete = True
 
     async def whole(self, status: int, headers: Pairs, buffers: Sequence[bytes | memoryview], lines: str = "") -> None:
@@ -103,7 +84,6 @@ class Reply:
         """
         self._connection.out.write(self._head(status, headers, length, lines))
         self._left = length
-        self._pacer = Pacer()
         if length == 0:
             await self.complete()
 
@@ -123,7 +103,6 @@ class Reply:
                     f"the body of the reply is {n_bytes - self._left} bytes longer than its Content-Length",
                 )
             self._left -= n_bytes
-        assert self._pacer is not None
         view = memoryview(piece)
         for start in range(0, n_bytes, WRITE_BYTES):
             part = view[start : start + WRITE_BYTES]
@@ -132,7 +111,7 @@ class Reply:
             await self._connection.out.drain()
             if self._left == 0 and start + WRITE_BYTES >= n_bytes:
                 break  # at once: the client may leave with its whole reply while others run
-            await self._pacer.breathe()
+            await self._exchange.response_codec.breathe()
         if self._left == 0:
             await self.complete()
 
@@ -179,68 +158,54 @@ class Reply:
             exchange.status = ErrorKind.CLIENT_CLOSED.status
             exchange.detail = self._connection.out.cut_reason
 
-    def _head(self, status: int, headers: Pairs, length: int | None, ready: str) -> bytes:
-        """The head of the reply; from here on it has begun."""
+    def _decide(self, status: int, length: int | None, *, is_old: bool) -> None:
+        """The reply begins: decide how its body ends, and whether the connection serves another request behind it."""
         assert not self.has_begun, "a request has one reply"
-        exchange = self._exchange
-        is_old = self._request.version < (1, 1)
-        self._is_bodiless = status in _BODILESS or self._request.method == "HEAD"
-        self._is_chunked = length is None and not is_old and not self._is_bodiless
-        self._decide(length)
-        lines = [f"HTTP/1.{0 if is_old else 1} {status} {_PHRASES.get(status, '')}"]
-        if ready:
-            lines.append(ready)
-        lines += [_line(name, value) for name, value in headers if name.lower() not in _WRITTEN_HERE]
-        lines.append(f"X-Request-Id: {exchange.request_id}")
-        if self._timing is not None:
-            lines.append(f"Server-Timing: {self._timing(exchange)}")
-        self._add_framing(lines, None if status == 204 else length, is_old=is_old)
-        self.has_begun = True
+        exchange, connection = self._exchange, self._connection
+        self._is_bodiless = is_bodiless = status in _BODILESS or self._request.method == "HEAD"
+        self._is_chunked = length is None and not is_old and not is_bodiless
+        if (
+            self._shared.is_draining
+            or (not connection.has_arrived and connection.is_left_over)
+            # a body without length that is not chunked ends with the connection
+            or (length is None and is_old and not is_bodiless)
+        ):
+            connection.keeps_alive = False
         exchange.status = status
         if status >= 400 and exchange.error is None:
             exchange.error = ErrorKind.BACKEND_ERROR  # the gateway's own errors are set before
-        return _finished("\r\n".join(lines))
 
-    def _add_framing(self, lines: list[str], length: int | None, *, is_old: bool) -> None:
-        """Add to *lines* the fields for the body's end and for the connection (RFC 9112 sections 6 and 9)."""
+    def _head(self, status: int, headers: Pairs, length: int | None, ready: str) -> bytes:
+        """The head of the reply, which says how its body and the connection end (RFC 9112 sections 6 and 9)."""
+        is_old = self._request.version < (1, 1)
+        self._decide(status, length, is_old=is_old)
+        lines = [f"HTTP/1.{0 if is_old else 1} {status} {_PHRASES.get(status, '')}"]
+        if ready:
+            lines.append(ready)
+        for name, value in headers:
+            if name.lower() not in _WRITTEN_HERE:
+                line = f"{name}: {value}"
+                if not line.isprintable() and _UNSENDABLE.search(line):
+                    words = f"header {name[:64]!r} of the answer holds a control character, or bytes that are not UTF-8"
+                    raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
+                lines.append(line)
+        lines.append(f"X-Request-Id: {self._exchange.request_id}")
+        if self._timing is not None:
+            lines.append(f"Server-Timing: {self._timing(self._exchange)}")
         if self._is_chunked:
             lines.append("Transfer-Encoding: chunked")
-        elif length is not None:
+        elif length is not None and status != 204:
             lines.append(f"Content-Length: {length}")
         if not self._connection.keeps_alive:
             lines.append("Connection: close")
         elif is_old:
             lines.append("Connection: keep-alive")
-
-    def _decide(self, length: int | None) -> None:
-        """Decide whether the connection serves another request behind this reply, as far as it is not decided yet."""
-        connection = self._connection
-        if (
-            (not connection.has_arrived and connection.is_left_over)
-            or self._is_draining()
-            # a body without length that is not chunked ends with the connection
-            or (length is None and not self._is_chunked and not self._is_bodiless)
-        ):
-            connection.keeps_alive = False
-
-
-def _line(name: str, value: str) -> str:
-    """A field of a head. Raises `GatewayError` for one that cannot be sent."""
-    line = f"{name}: {value}"
-    if _UNSENDABLE.search(line):
-        words = f"header {name[:64]!r} of the answer holds a control character, or bytes that are not UTF-8"
-        raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
-    return line
-
-
-def _finished(lines: str) -> bytes:
-    """The head that *lines* are, with `Server` and `Date` if they are missing."""
-    said = lines.lower()
-    if "\r\nserver:" not in said:
-        lines += "\r\nServer: tensor-gateway"
-    if "\r\ndate:" not in said:
-        lines += _date(int(time.time()))
-    return f"{lines}\r\n\r\n".encode()
+        text = "\r\n".join(lines)
+        said = text.lower()
+        server = "" if "\r\nserver:" in said else "\r\nServer: tensor-gateway"
+        date = "" if "\r\ndate:" in said else _date(int(time.time()))
+        self.has_begun = True
+        return f"{text}{server}{date}\r\n\r\n".encode()
 
 
 @lru_cache(maxsize=1)

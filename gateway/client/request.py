@@ -59,8 +59,8 @@ class ClientRequest(msgspec.Struct, eq=False):
     """Whether the peer is one of `trusted_proxies`, which says who the client is."""
     protocol: str = "http"
     """The front that the request came to: `http` or `grpc`."""
-    front: Callable[..., tuple[Any, Any]] | None = None
-    """Makes the objects that read the body and write the reply; None: those of HTTP/1.1."""
+    front: Callable[..., Any] | None = None
+    """Makes the object that reads the body and writes the reply; None: a `Reply` of HTTP/1.1."""
     begin: Callable[[], Awaitable[None]] | None = None
     """Reads the path of a request that names it in its body, over gRPC; to be awaited before routing."""
     deadline_s: float | None = None

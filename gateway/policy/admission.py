@@ -149,17 +149,20 @@ class Admission:
         claim.wake()
 
 
-@dataclass(slots=True, eq=False)
 class Reservation:
-    """The share of the budget that one request holds; *n_bytes* and *n_slots* are counted in *admission* already."""
+    """The share of the budget that one request holds; its bytes and slots are counted in its `admission` already."""
 
-    admission: Admission
-    n_bytes: int = 0
-    n_slots: int = 0
+    n_bytes = 0
+    n_slots = 0
+    is_released = False
     upload: Upload | None = None
     """How fast the body comes; None if it is complete, or is not read yet."""
     fail: Callable[[str], None] | None = None
     """Ends the upload; its argument says in words how fast the upload was, and why it is ended."""
+
+    def __init__(self, admission: Admission) -> None:
+        """Of nothing."""
+        self.admission = admission
 
     def take(self, n_bytes: int, n_slots: int = 0) -> bool:
         """Take *n_bytes* more, and *n_slots* among the concurrent requests; False if there is no room for both."""
@@ -212,6 +215,7 @@ class Reservation:
         admission.reserved_bytes -= self.n_bytes
         admission.requests -= self.n_slots
         self.n_bytes = self.n_slots = 0
+        self.is_released = True
         if admission.waiting:
             admission.serve()
 

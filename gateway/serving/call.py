@@ -14,7 +14,6 @@ from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read, Transcode
 from gateway.backend.metadata import LIFE_S
 from gateway.backend.upstream import Upstream
-from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.codec import Framing, error_body, inflated_beginning, release
@@ -76,11 +75,7 @@ class Call:
         self.shared = shared
         self.request = request
         self.exchange = exchange
-        if request.front is not None:
-            self.body, self.reply = request.front(request, exchange, shared, plan)
-            return
-        self.body = ClientBody(request, exchange, shared.admission, plan.limits.request_body)
-        self.reply = Reply(request, exchange, is_draining=lambda: shared.is_draining, timing=plan.timing)
+        self.body = self.reply = (request.front or Reply)(request, exchange, shared, plan)
 
     def choose(self, sequence_id: str | None = None) -> None:
         """Choose the backend for the request, by *sequence_id* if it has one and the route goes by it."""

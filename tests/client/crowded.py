@@ -12,12 +12,12 @@ import time
 from typing import Any
 
 from gateway.client.listeners import ClientListener
-from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import Server
 from gateway.config import Address, Limits, parse
 from gateway.exchange import Exchange
 from gateway.process.admin import AdminListener
+from tests.client.raw import replying
 
 DESCRIPTORS = 300
 
@@ -35,7 +35,7 @@ class CountingListener(ClientListener):
 async def handle(request: ClientRequest) -> None:
     """Reply at once."""
     exchange = Exchange(request.peer, request.method, request.path, "1", 0.0)
-    await Reply(request, exchange, is_draining=lambda: True).whole(200, [], (b"served",))
+    await replying(request, exchange).whole(200, [], (b"served",))
 
 
 def nothing() -> Any:

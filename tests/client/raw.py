@@ -6,6 +6,8 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 
@@ -18,6 +20,7 @@ from gateway.client.server import DEFAULT_LIMITS, Server
 from gateway.config import Address, Limits
 from gateway.errors import GatewayError
 from gateway.exchange import Exchange
+from gateway.plan import Plan
 from gateway.policy.admission import Admission
 
 Serve = Callable[[ClientRequest, ClientBody, Reply], Awaitable[None]]
@@ -116,6 +119,20 @@ class Running:
         return self.exchanges[number - 1]
 
 
+def replying(
+    request: ClientRequest,
+    exchange: Exchange,
+    *,
+    admission: Admission | None = None,
+    max_bytes: int = 1 << 20,
+    is_draining: bool = True,
+) -> Reply:
+    """The body of *request*, and its reply."""
+    shared = SimpleNamespace(admission=admission or Admission(1 << 24, 10), is_draining=is_draining)
+    plan = cast("Plan", SimpleNamespace(limits=SimpleNamespace(request_body=max_bytes), timing=None))
+    return Reply(request, exchange, shared, plan)
+
+
 @asynccontextmanager
 async def serving(
     serve: Serve,
@@ -142,20 +159,19 @@ async def serving(
     async def handle(request: ClientRequest) -> None:
         running.requests.append(request)
         exchange = Exchange(request.peer, request.method, request.path, request_id(request.headers), 0.0)
-        body = ClientBody(request, exchange, Admission(1 << 24, 10), max_bytes)
-        reply = Reply(request, exchange, is_draining=lambda: running.is_draining)
+        reply = replying(request, exchange, max_bytes=max_bytes, is_draining=running.is_draining)
         try:
             try:
                 if request.fault is not None:
                     raise request.fault
-                await serve(request, body, reply)
+                await serve(request, reply, reply)
             except GatewayError as error:
                 await reply.error(error)
         except (asyncio.CancelledError, ConnectionError):
             reply.client_left()
             raise
         finally:
-            body.release()
+            reply.release()
             record(exchange)
 
     tasks: list[asyncio.Task[None]] = []

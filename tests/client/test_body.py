@@ -15,7 +15,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import SLICE_S, Pacer
 from gateway.policy.admission import LOOK_S, SMALL_BYTES, Admission, Claim, Reservation
 from gateway.policy.slowness import Upload
-from tests.client.raw import connect, echo, serving
+from tests.client.raw import connect, echo, replying, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -152,7 +152,7 @@ async def test_a_limit_with_a_unit_is_said_in_bytes(request_: bytes, words: str)
 async def test_an_overload_says_which_limits_are_reached_and_how_much_is_in_flight() -> None:
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
         admission = Admission(Size(1024**2), 10)
-        first, second = (ClientBody(request, exchange, admission, 1) for exchange in [body._exchange] * 2)
+        first, second = (replying(request, exchange, admission=admission) for exchange in [body._exchange] * 2)
         with pytest.raises(GatewayError) as caught:
             await first.admit(2_000_000)
         said.append(str(caught.value))
@@ -230,15 +230,15 @@ async def test_reserving_more_than_there_is_room_for_is_refused_and_everything_g
         body.hold_answer(100)
         with pytest.raises(GatewayError, match="has no room") as caught:
             body.reserve(1 << 23)
-        assert body._admission.held_bytes == (1 << 23) + (1 << 22) + 100
-        body._admission.max_bytes = 0
+        assert body.admission.held_bytes == (1 << 23) + (1 << 22) + 100
+        body.admission.max_bytes = 0
         body.reserve(SMALL_BYTES)  # so little is not worth a request that is there
         with pytest.raises(GatewayError, match="has no room"):
             body.reserve(1)
-        assert body._admission.held_bytes == (1 << 23) + (1 << 22) + 100 + SMALL_BYTES
+        assert body.admission.held_bytes == (1 << 23) + (1 << 22) + 100 + SMALL_BYTES
         body.release()
         body.release()
-        assert (body._admission.held_bytes, body._admission.requests) == (0, 0)
+        assert (body.admission.held_bytes, body.admission.requests) == (0, 0)
         raise caught.value
 
     async with serving(serve) as running, connect(running.url) as client:

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from gateway.client.listeners import ACCEPT_PAUSE_S, ClientListener
-from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import Server
 from gateway.config import Address
 from gateway.exchange import Exchange
-from tests.client.raw import RawConnection, connect, echo, serving
+from tests.client.raw import RawConnection, connect, echo, replying, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 SILENT = 310
@@ -50,7 +49,7 @@ async def test_a_connection_that_waits_in_the_kernel_is_still_served_when_accept
     async def handle(request: ClientRequest) -> None:
         exchange = Exchange(request.peer, request.method, request.path, "1", 0.0)
         replied.append(request.path)
-        await Reply(request, exchange, is_draining=lambda: True).whole(200, [], (b"",))
+        await replying(request, exchange).whole(200, [], (b"",))
 
     server = Server(handle)
     listener = ClientListener(server)
@@ -72,7 +71,7 @@ async def test_without_descriptors_accepting_pauses_and_goes_on(
 ) -> None:
     async def handle(request: ClientRequest) -> None:
         exchange = Exchange(request.peer, request.method, request.path, "1", 0.0)
-        await Reply(request, exchange, is_draining=lambda: True).whole(200, [], (b"",))
+        await replying(request, exchange).whole(200, [], (b"",))
 
     monkeypatch.setattr("gateway.client.listeners.ACCEPT_PAUSE_S", 0.001)
     server = Server(handle)

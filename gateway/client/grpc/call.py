@@ -8,6 +8,7 @@ messages say (`inference`, `answers`, `methods`).
 import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -25,7 +26,6 @@ from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, b
 from gateway.exchange import Exchange
 from gateway.headers import Pairs
 from gateway.plan import Plan
-from gateway.policy.admission import Admission
 
 SMALL_BYTES = 64 * 1024
 """A message without tensors that is no longer needs no admission, as a request of HTTP without a body."""
@@ -58,11 +58,12 @@ class GrpcCall(ClientBody):
         before: asyncio.Task[None] | None,
         request: ClientRequest,
         exchange: Exchange,
-        admission: Admission,
+        shared: Any,
         plan: Plan,
     ) -> None:
         """*method* is None for an inference. *before* serves the message before in the same stream, if there is one."""
-        super().__init__(request, exchange, admission, plan.limits.request_body)
+        super().__init__(request, exchange, shared, plan)
+        request.begin = self.find_target
         assert isinstance(request.connection, Message)
         self._message = request.connection
         self._stream = request.connection.stream
@@ -154,7 +155,7 @@ class GrpcCall(ClientBody):
 
     async def admit(self, n_bytes: int) -> None:
         """Reserve *n_bytes*, unless the message was admitted."""
-        if not self._reservation.n_slots:
+        if not self.n_slots:
             await super().admit(n_bytes)
 
     # The reply

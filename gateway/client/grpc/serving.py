@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from gateway.client.grpc.call import OK_HEAD, GrpcCall
 from gateway.client.grpc.frames import Code
@@ -17,8 +16,6 @@ from gateway.client.grpc.methods import METHODS, MODEL_INFER, MODEL_STREAM_INFER
 from gateway.client.grpc.stream import DEADLINE_WORDS, Message, Stream
 from gateway.client.request import ClientRequest
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange import Exchange
-from gateway.plan import Plan
 
 STREAM_CALLS = 16
 """How many inferences of one `ModelStreamInfer` are under way at once; the next is read when one of them has ended."""
@@ -100,12 +97,8 @@ def _request(
         words = f"{name}: the gateway has no such call of {service!r}; shared memory, traces and logs are the server's"
         fault = GatewayError(ErrorKind.NO_ROUTE, words, status=501)
 
-    def front(request: ClientRequest, exchange: Exchange, shared: Any, plan: Plan) -> tuple[GrpcCall, GrpcCall]:
-        call = GrpcCall(head, method, before, request, exchange, shared.admission, plan)
-        request.begin = call.find_target
-        return call, call
-
     authority = head.first.get(":authority", head.first.get("host", ""))
     request = ClientRequest("POST", head.path, head.headers, authority, *peer, (2, 0), None, True, message, fault)
-    request.protocol, request.front, request.deadline_s = "grpc", front, deadline_s
+    request.protocol, request.deadline_s = "grpc", deadline_s
+    request.front = partial(GrpcCall, head, method, before)
     return request
