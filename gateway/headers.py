@@ -3,7 +3,7 @@
 Not here: which fields cross the gateway (`policy.crossing`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 Pairs = Iterable[tuple[str, str]]
 """Header fields, name and value, in the order in which they are sent."""
@@ -19,16 +19,16 @@ class Headers:
 
     def __init__(self, pairs: Pairs = ()) -> None:
         """*pairs* are names and values as they came."""
-        pairs = tuple(pairs)
-        self.pairs: tuple[tuple[str, str], ...] = pairs
+        self.pairs: tuple[tuple[str, str], ...] = tuple(pairs)
         """Names and values as they came, in order."""
-        first = {name.lower(): value for name, value in pairs}
-        self._has_repeated = len(first) < len(pairs)
-        if self._has_repeated:
-            first = {name.lower(): value for name, value in reversed(pairs)}
-            first = {name.lower(): first[name.lower()] for name, _ in pairs}
-        self.first: Mapping[str, str] = first
+        self.first: dict[str, str] = {}
         """The first value of each field by its name in lower case, in order; the fastest way to look a field up."""
+        first = self.first
+        for name, value in self.pairs:
+            lower = name.lower()
+            if lower not in first:
+                first[lower] = value
+        self._has_repeated = len(first) < len(self.pairs)
 
     def get(self, name: str, default: str = "") -> str:
         """The first value of the field *name* (lower case), or *default*."""

@@ -27,7 +27,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from gateway.client.peers import Connection, client_left
+from gateway.client.peers import UNCOUNTED_BYTES, Connection, client_left
 from gateway.client.request import ClientRequest, read_request
 from gateway.client.served import DROP_BYTES, DROP_S, Served
 from gateway.config import Limits
@@ -35,7 +35,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
 from gateway.http1 import Heads, HeadTooLargeError, MalformedError, Phase
 from gateway.sockets import has_unread, hung_up
-from gateway.waiting import Waiter, wake, wake_soon
+from gateway.waiting import Waiter, wake_soon
 
 if TYPE_CHECKING:
     from gateway.client.server import Server
@@ -62,13 +62,17 @@ class State(Enum):
     CLOSING = auto()
 
 
+# as globals, because looking up an enum's attribute costs as much as a call
+_IDLE, _HEAD, _SERVING, _DROPPING, _CLOSING = State
+
+
 class ClientConnection(Connection):
     """One connection; see the table of this module."""
 
     def __init__(self, owner: "Server") -> None:
         """Must be made on a running event loop."""
         super().__init__(owner)
-        self.state = State.IDLE
+        self.state = _IDLE
         self.serving: Served | None = None
         """The current request, from its first byte to the end of its reply."""
         self._is_first = True  # whether no request has been served yet
@@ -84,6 +88,8 @@ class ClientConnection(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `Connection`; one task serves all requests."""
         super().connection_made(transport)
+        # the waiting task goes on at once, or with TLS in the next turn of the loop (see `waiting`)
+        self._wake = Waiter.wake if self.peer.scheme == "http" else Waiter.wake_soon
         self._task = self.owner.loop.create_task(self._serve())
 
     # What comes
@@ -91,22 +97,19 @@ class ClientConnection(Connection):
     def data_received(self, data: bytes) -> None:
         """Take *data* as the state says."""
         state = self.state
-        if state is State.SERVING:
+        if state is _SERVING:
             assert self.serving is not None
             self._take_body(data, self.serving)
-            self._wake(self.serving.waiter)
-        elif state is State.IDLE or state is State.HEAD:
+            if self.serving.waiter is not None:
+                self._wake(self.serving.waiter)
+        elif state is _IDLE or state is _HEAD:
             self._take_head(data)
-        elif state is State.DROPPING:
+        elif state is _DROPPING:
             assert self.serving is not None
             self._take_body(data, self.serving)
             self.serving.drop()
             self._dropped_bytes += len(data)
             wake_soon(self._awaited)
-
-    def _wake(self, waiter: Waiter | None) -> None:
-        """Let the waiting task go on: at once, or with TLS in the next turn of the loop (see `waiting`)."""
-        (wake if self.peer.scheme == "http" else wake_soon)(waiter)
 
     def _take_head(self, data: bytes) -> None:
         """Parse *data* of a head, and let the task serve the request if the head is complete."""
@@ -123,16 +126,17 @@ class ClientConnection(Connection):
             return
         if found is None:
             self.count()
-            if self.state is State.IDLE and request.has_begun:
-                self.state = State.HEAD
+            if self.state is _IDLE and request.has_begun:
+                self.state = _HEAD
                 if not self._is_first:  # the first head has its time from the connection on
                     self._since_s = self.time()
             return
         head, behind = found
         self._next = read_request(head, self.peer, request)
-        self.state = State.SERVING
+        self.state = _SERVING
         self._take_body(behind, request)
-        self._wake(self._awaited)
+        if self._awaited is not None:
+            self._wake(self._awaited)
 
     def _take_body(self, data: bytes, request: Served) -> None:
         """Keep *data* for the reader of *request*'s body, and bytes behind the body for the next request."""
@@ -144,9 +148,12 @@ class ClientConnection(Connection):
             self.pause_reading()
 
     def count(self) -> None:
-        """Tell the owner how many bytes that were not served yet this connection holds now."""
-        request = self.serving
-        self.hold(len(self._behind) + (0 if request is None else request.head_bytes + request.unread_bytes))
+        """Tell the owner how many bytes that were not served yet this connection holds now, if they count."""
+        n_bytes, request = len(self._behind), self.serving
+        if request is not None:
+            n_bytes += request.head_bytes + request.unread_bytes
+        if n_bytes > UNCOUNTED_BYTES or self.held_bytes:
+            self.hold(n_bytes)
 
     def read_on(self) -> None:
         """Go on reading from the client, if reading was paused and there is room again."""
@@ -166,7 +173,7 @@ class ClientConnection(Connection):
         self._next = ClientRequest(
             UNKNOWN_METHOD, "", Headers(), "", peer.address, peer.scheme, (1, 1), None, True, served, fault
         )
-        self.state = State.SERVING
+        self.state = _SERVING
         wake_soon(self._awaited)
 
     # What is served
@@ -200,7 +207,14 @@ class ClientConnection(Connection):
                     await asyncio.sleep(0)  # other connections come before the next request of a pipeline
                     if self._has_left():  # nobody would read the replies to further requests
                         break
-                self._begin_next()
+                self.state, self.serving = _IDLE, None
+                self._is_first, self._since_s = False, None
+                if self._behind:  # a part of the next request, or all of it
+                    behind, self._behind = bytes(self._behind), bytearray()
+                    self._take_head(behind)
+                if self.held_bytes:
+                    self.count()
+                    self.read_on()
         except asyncio.CancelledError:
             pass  # not raised again: the task ends here, and would keep the error, which holds the request
         except Exception:
@@ -222,7 +236,7 @@ class ClientConnection(Connection):
         transport = self.transport
         if served.is_expecting or transport is None or transport.is_closing():
             return
-        self.state = State.DROPPING
+        self.state = _DROPPING
         self._dropped_bytes = 0
         transport.resume_reading()
         if not served.keeps_alive and transport.can_write_eof():
@@ -241,20 +255,6 @@ class ClientConnection(Connection):
             log.error("a handler failed", exc_info=error)
             served.out.reset()
 
-    def _begin_next(self) -> None:
-        """Get ready for the next request, a part of which may have come already."""
-        self.state = State.IDLE
-        self.serving = None
-        self._is_first = False
-        self._since_s = None
-        if self._behind:
-            behind = bytes(self._behind)
-            self._behind.clear()
-            self._take_head(behind)
-        if self.held_bytes:
-            self.count()
-            self.read_on()
-
     # The end
 
     def cancel(self) -> "asyncio.Task[None] | None":
@@ -266,14 +266,14 @@ class ClientConnection(Connection):
     def _close(self) -> None:
         """Close the connection once all written bytes are sent."""
         if self.transport is not None and not self.transport.is_closing():
-            self.state = State.CLOSING
+            self.state = _CLOSING
             # with TLS the client's end of the stream would never be noticed behind unread bytes
             self.transport.resume_reading()
             self.transport.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio: the current request and the task are cancelled."""
-        self.state = State.CLOSING
+        self.state = _CLOSING
         super().connection_lost(exc)
         if self.serving is not None:
             self.serving.fail(client_left())
@@ -286,12 +286,12 @@ class ClientConnection(Connection):
     @property
     def is_in_head(self) -> bool:
         """Whether the beginning of a request's head has come, and its end has not."""
-        return self.state is State.HEAD
+        return self.state is _HEAD
 
     @property
     def is_silent(self) -> bool:
         """Whether no byte has come yet."""
-        return self._is_first and self.state is State.IDLE
+        return self._is_first and self.state is _IDLE
 
     def look(self, now_s: float, limits: Limits) -> None:
         """End the connection if the client is too slow for *limits* (docs/configuration.md, "Limits").
@@ -303,9 +303,9 @@ class ClientConnection(Connection):
             return
         if self._since_s is None:
             self._since_s = now_s
-        if transport.is_closing() or self.state is State.DROPPING:
+        if transport.is_closing() or self.state is _DROPPING:
             return
-        if self.state is not State.SERVING:
+        if self.state is not _SERVING:
             self._end_if_late(transport, now_s - self._since_s, limits)
         elif self.serving is not None and (words := self.serving.upload.find_slowness(now_s, limits.body_timeout)):
             self.owner.slow_connections["body_timeout"] += 1
@@ -314,11 +314,11 @@ class ClientConnection(Connection):
 
     def _end_if_late(self, transport: asyncio.Transport, waited_s: float, limits: Limits) -> None:
         """End the connection if a head has not come for *waited_s*; bytes that wait in the kernel are read first."""
-        is_due = self.state is State.HEAD or self._is_first  # else another request is welcome, and nothing more
+        is_due = self.state is _HEAD or self._is_first  # else another request is welcome, and nothing more
         limit_s = limits.header_timeout if is_due else limits.client_keep_alive
         if self.serving is not None:  # at least blank lines have come, which may be the beginning of a head
             limit_s = min(limit_s, limits.header_timeout)
-        if waited_s < limit_s or (self.state is State.IDLE and has_unread(transport)):
+        if waited_s < limit_s or (self.state is _IDLE and has_unread(transport)):
             return
         if is_due:
             self.owner.slow_connections["header_timeout"] += 1

@@ -72,8 +72,11 @@ class Reply(ClientBody):
         if not self._is_bodiless:
             head = b"".join([head, *buffers])
             self._exchange.client_response_bytes = n_bytes
-        self._connection.out.write(head)
-        await self.complete()
+        out = self._connection.out
+        out.write(head)
+        if out.is_behind:
+            await out.drain()
+        self.is_complete = True
 
     async def begin(self, status: int, headers: Pairs, length: int | None, lines: str = "") -> None:
         """Send the head of a reply whose body is written in pieces; *length* None: in chunks.

@@ -23,20 +23,21 @@ DROP_S = 1.0
 class Served(Incoming):
     """A request with its connection. When the request is over (`leave`), it cannot touch the connection any more."""
 
+    keeps_alive = False
+    """Whether the connection serves another request after this one; `Reply` may set it to False."""
+    is_expecting = False
+    """Whether the client waits for `100 Continue` before it sends its body."""
+    waiter: Waiter | None = None
+    """The waiter of `read_more`, while it waits for bytes."""
+    _failure: Exception | None = None
+
     def __init__(self, client: "ClientConnection", heads: Heads) -> None:
         super().__init__(heads)
         self._client: ClientConnection | None = client
         self.out: Outgoing = client
         """Where the reply is written. Must not be kept elsewhere: `leave` replaces it by `NOBODY`."""
-        self.keeps_alive = False
-        """Whether the connection serves another request after this one; `Reply` may set it to False."""
-        self.is_expecting = False
-        """Whether the client waits for `100 Continue` before it sends its body."""
-        self._failure: Exception | None = None
         self.upload = Upload()
         """How fast the body comes."""
-        self.waiter: Waiter | None = None
-        """The waiter of `read_more`, while it waits for bytes."""
 
     def leave(self) -> None:
         """End the request's access to its connection."""

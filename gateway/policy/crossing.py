@@ -131,7 +131,8 @@ class BackendHeaders:
                 fields.append(("X-Forwarded-Proto", client.scheme))
             if names_host and client.host and "x-forwarded-host" not in said:
                 fields.append(("X-Forwarded-Host", client.host))
-            if names_client and (hop := _hop(client)):
+            hop = _hops(client) if is_from_proxy else client.peer
+            if names_client and hop and hop != UNIX_PEER:
                 fields.append(("X-Forwarded-For", hop))
             # a client that says nothing expects no coding, although RFC 9110 section 12.5.3 would allow any
             fields += coded if "accept-encoding" in headers.first and "accept-encoding" not in dropped else uncoded
@@ -144,11 +145,9 @@ class BackendHeaders:
         return self._set + [field for field in fields if field[0].lower() not in self._removed]
 
 
-def _hop(client: Asking) -> str:
-    """The client's address for everything behind the gateway, as `X-Forwarded-For` has it; empty without one."""
+def _hops(client: Asking) -> str:
+    """The addresses that a trusted proxy has named, and its own if it has one, as `X-Forwarded-For` has them."""
     hop = "" if client.peer == UNIX_PEER else client.peer
-    if not client.is_from_proxy:
-        return hop
     return ", ".join(filter(None, (client.headers.joined("x-forwarded-for"), hop)))
 
 
@@ -198,14 +197,13 @@ def _without(headers: Headers, dropped: frozenset[str]) -> Fields:
 
     `_` counts as `-` in names: to applications behind CGI or WSGI the two are the same.
     """
-    names = headers.first
-    pairs = headers.pairs
-    if "connection" in names:
+    pairs, first = headers.pairs, headers.first
+    if "connection" in first:
         connection = headers.all("connection")
         if len(connection) > 1 or connection[0].lower() not in _KEEP_OR_CLOSE:
             named = {name.strip().lower() for value in connection for name in value.split(",")}
             dropped = dropped | (named - _FOR_ALL)
-    lower = names if len(names) == len(pairs) else [name.lower() for name, _ in pairs]
+    lower = first if len(first) == len(pairs) else [name.lower() for name, _ in pairs]
     return [
         pair
         for name, pair in zip(lower, pairs, strict=True)
