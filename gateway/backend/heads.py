@@ -4,7 +4,6 @@ Not here: how a head is parsed (`http1`), and which fields cross (`policy.crossi
 """
 
 import re
-from operator import itemgetter
 
 from aiohttp.http import RawResponseMessage
 
@@ -80,7 +79,7 @@ class AnswerHead:
         if not 200 <= self.code <= MAX_STATUS:
             return f"answered with status {self.code:03}; expected one from 200 to {MAX_STATUS}"
         headers = self.headers
-        names, values = "".join(headers.first), "".join(map(itemgetter(1), headers.pairs))
+        names, values = "".join(headers.first), "".join([value for _, value in headers.pairs])
         # most values have neither tabs nor other alphabets, and need no search
         if not (names.isascii() and names.isprintable() and (values.isprintable() or not _UNFIT.search(values))):
             return "answered with a header that holds a control character or bytes that are not UTF-8"
