@@ -124,7 +124,7 @@ class DialectAnswer:
         for name in walk.selection.named or walk.described:
             if name not in walk.found:
                 raise CodecError(f"{label_of('output', name)}: {walk.lacking(name)}")
-        for output in walk.found.values() if walk.form.tree.outputs else ():
+        for output in walk.found.values() if walk.has_paths else ():
             output.check_shape()
 
     def _reply(self, outputs: list[Output]) -> Generator[None, None, Reply]:
@@ -168,13 +168,11 @@ def _pieces(output: Output, blob: memoryview, *, is_base64: bool) -> Iterator[by
     """The values in *blob* as the inside of a JSON array. Raises `CodecError` for BYTES that are no text."""
     if output.datatype.kind is not Kind.BYTES:
         yield from number_printing.text_pieces(output.datatype.view(blob), output.datatype, literals=True)
-    elif is_base64:
-        yield from string_pieces(blob, StringForm.BASE64)
-    else:
-        try:
-            for piece in string_pieces(blob, StringForm.TEXT):
-                if not piece.isascii():
-                    piece.decode()
-                yield piece
-        except UnicodeDecodeError:
-            raise CodecError(f"{output.label}: an element is not UTF-8; only a binary output can have it") from None
+        return
+    try:
+        for piece in string_pieces(blob, StringForm.BASE64 if is_base64 else StringForm.TEXT):
+            if not piece.isascii():
+                piece.decode()
+            yield piece
+    except UnicodeDecodeError:
+        raise CodecError(f"{output.label}: an element is not UTF-8; only a binary output can have it") from None

@@ -125,11 +125,7 @@ def find(steps: Iterable[Step], value: Any) -> Any:
 
 
 def members_with_all(*names: str) -> Node:
-    """Of answers in which one of the members called *names* has all outputs.
-
-    Its value is nested data or a scalar (of the only output that the model has), an object with a value for each output
-    by name, rows: an array of such objects, or a list as `AnswerForm.in_rows` says.
-    """
+    """Of answers in which one of the members called *names* has all outputs, in a form that `answer` shows."""
     return Node("$", code=OBJECT, inside={name: Node(f"$.{name}", has_outputs=True) for name in names})
 
 

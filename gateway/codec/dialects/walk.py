@@ -63,6 +63,8 @@ class Walk:
         self.found: dict[str, Output] = {}
         """The outputs that the client wants, by name, in the order in which they come."""
         self.form = form
+        self.has_paths = bool(form.tree.outputs)
+        """Whether each output has a path; else one member of the answer has all of them."""
         self.described = description.outputs_by_name
         self._description = description
         self.selection = selection
@@ -86,10 +88,9 @@ class Walk:
 
     def read(self, text: Text) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
-        tree = self.form.tree
-        yield from self._value(tree, text)
-        if self._with_outputs is None and not tree.outputs:
-            wanted = " or ".join(f"`{name}`" for name in tree.inside)
+        yield from self._value(self.form.tree, text)
+        if self._with_outputs is None and not self.has_paths:
+            wanted = " or ".join(f"`{name}`" for name in self.form.tree.inside)
             raise CodecError(f"no {wanted}{self._error()}")
 
     def lacking(self, output: str) -> str:
@@ -196,7 +197,7 @@ class Walk:
         else:
             yield from read_items(text, parse_list, read_run, lambda: self._entry(node, next(indexes), text, there))
         n_items = next(indexes)
-        if self._is_whole(node) and n_items != len(node.inside):
+        if node.code == ARRAY and not self.has_paths and n_items != len(node.inside):
             where = "" if self._row is None else f"row {self._n_rows}: "
             raise CodecError(
                 f"{where}expected a list with {len(node.inside)} values, one for each output "
@@ -204,10 +205,6 @@ class Walk:
             )
         if node.outputs:
             self._note(node, "" if node.code == OBJECT else f"is a list of {n_items}", there)
-
-    def _is_whole(self, node: Node) -> bool:
-        """Whether *node* is a list that has a value for each output, and nothing else."""
-        return node.code == ARRAY and not self.form.tree.outputs
 
     def _entry(self, node: Node, key: Key, text: Text, there: dict[Key, None]) -> Reading[None]:
         """Read the value of *key* in an object or a list; what may be named in errors gets *there*."""
@@ -265,7 +262,7 @@ class Walk:
         alone.
         """
         items: list[Any] = parse_lists(window) if row.code == ARRAY else parse_objects(window)
-        if self._is_whole(row) and any(len(item) != len(row.inside) for item in items):
+        if row.code == ARRAY and not self.has_paths and any(len(item) != len(row.inside) for item in items):
             raise CodecError("a row of another length")
         inside = row.inside
         if row.has_names:
