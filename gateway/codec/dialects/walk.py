@@ -209,7 +209,7 @@ class Walk:
     def _entry(self, node: Node, key: Key, text: Text, there: dict[Key, None]) -> Reading[None]:
         """Read the value of *key* in an object or a list; what may be named in errors gets *there*."""
         inner = Node("", str(key), outputs={str(key): ""}) if node.has_names else node.inside.get(key)
-        if inner is not None or len(there) < MAX_NAMED:
+        if len(there) < MAX_NAMED or key in node.inside:
             there[key] = None
         if inner is None:
             name = str(key) if node.code == OBJECT else ""
@@ -262,7 +262,7 @@ class Walk:
         alone.
         """
         items: list[Any] = parse_lists(window) if row.code == ARRAY else parse_objects(window)
-        if row.code == ARRAY and not self.has_paths and any(len(item) != len(row.inside) for item in items):
+        if row.code == ARRAY and not self.has_paths and {len(row.inside)} != set(map(len, items)):
             raise CodecError("a row of another length")
         inside = row.inside
         if row.has_names:

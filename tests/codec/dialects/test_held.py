@@ -109,6 +109,23 @@ def test_memory_is_the_tensors_and_a_bounded_text(text: bytes, names: dict[str, 
     assert peak_bytes < 1.3 * tensor_bytes + 2 * WAITING_BYTES + len(names) * 2500
 
 
+def test_names_of_outputs_that_nobody_wants_are_not_kept() -> None:
+    text = b'{"outputs":{%b,"y":1}}' % b",".join(b'"%d":1' % number for number in range(20_000))
+    walk = Walk(FORM, described({"y": "INT8"}), OutputSelection(True, {"y": True}))
+    answer = DialectAnswer(walk, model="m", request_id=b"")
+    tracemalloc.start()
+    try:
+        for chunk in cut(text, CHUNK_BYTES):
+            for _ in answer.feed(chunk):
+                pass
+        reply = run(answer.finish())
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [bytes(blob) for blob in reply.blobs] == [b"\1"]
+    assert peak_bytes < 1024 * 1024
+
+
 def test_nothing_of_a_finished_or_an_abandoned_answer_waits_for_the_garbage_collector() -> None:
     texts = [
         '{"outputs":{"y":[1,2]}}',
