@@ -40,12 +40,6 @@ MAX_DEPTH = 64
 SMALL_JSON_BYTES = 8 * SINGLE_PIECE_BYTES
 """The most JSON that is made in one go: of one-byte types it is up to six times as long."""
 
-Inputs = Mapping[str, tuple[Datatype | None, tuple[int, ...] | None]]
-"""Datatype and shape of each input that a model is known to have."""
-
-Strings = Callable[[Tensor], StringForm]
-"""How the elements of a tensor of BYTES become strings. Raises `CodecError` if they cannot."""
-
 _INPUT = ("$flat", "$shape", "$rows", "$b64")
 """What may stand for one input, by the name of the object's only member."""
 
@@ -77,8 +71,8 @@ class Place:
 class Body:
     """A body that was read from YAML."""
 
-    def __init__(self, value: Any, inputs: Inputs) -> None:
-        """*value* has text, numbers, lists and objects in it."""
+    def __init__(self, value: Any, inputs: Mapping[str, tuple[Datatype | None, tuple[int, ...] | None]]) -> None:
+        """*value* has text, numbers, lists and objects in it; *inputs* are datatypes and shapes, as far as known."""
         self.faults: dict[str, str] = {}
         """What is wrong with it: words by the key where it is, such as `.rows[0].x`."""
         self._inputs = inputs
@@ -184,12 +178,16 @@ class WrittenRequest(PiecedJson):
     """
 
     def __init__(
-        self, template: Any, request: DialectRequest, strings: Strings, datatypes: Mapping[str, Datatype]
+        self,
+        template: Any,
+        request: DialectRequest,
+        strings: Callable[[Tensor], StringForm],
+        datatypes: Mapping[str, Datatype],
     ) -> None:
         """*template* is JSON with a `Place` wherever something of *request* stands.
 
-        *datatypes* are those as which numbers are printed, by the names of the datatypes that they have. Raises
-        `CodecError` for what the body cannot say.
+        *strings* says how the elements of a tensor of BYTES become strings. *datatypes* are those as which numbers are
+        printed, by the names of the datatypes that they have. Raises `CodecError` for what the body cannot say.
         """
         self._request = request
         self._strings = strings
@@ -201,6 +199,9 @@ class WrittenRequest(PiecedJson):
     @property
     def small_json(self) -> bytes | None:
         """All of it, if it is small enough to be made and sent in one go."""
+        first = self._segments[0]
+        if len(self._segments) == 1 and isinstance(first, bytes):
+            return first
         if not self._is_small:
             return None
         made = bytearray()

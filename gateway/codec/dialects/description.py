@@ -28,8 +28,6 @@ OCTETS_SUFFIX = "_bytes"
 SOME_OUTPUT = "NAME"
 """What stands for the name of an output of which nothing is known."""
 
-KSERVE_HINT = "; format: row is for KServe, leave it out for TensorFlow Serving"
-
 MAX_NAMED = 20
 """The most inputs or outputs that an error names."""
 
@@ -91,14 +89,14 @@ class ModelDescription(msgspec.Struct, frozen=True, dict=True):
         """Every output that is known."""
         return {tensor.name: tensor for tensor in self.outputs}
 
-    @property
-    def has_nameless_input(self) -> bool:
-        """Whether its only input has no name."""
-        return len(self.inputs) == 1 and not self.inputs[0].name
+    @cached_property
+    def nameless_input(self) -> TensorDescription | None:
+        """Its only input, if that has no name."""
+        return self.inputs[0] if len(self.inputs) == 1 and not self.inputs[0].name else None
 
     def input_called(self, name: str) -> TensorDescription | None:
         """What is known of the input that a client calls *name*, which may call one without a name as it likes."""
-        return self.inputs[0] if self.has_nameless_input else self.inputs_by_name.get(name)
+        return self.nameless_input or self.inputs_by_name.get(name)
 
     def merged(self, configured: "ModelDescription") -> "ModelDescription":
         """This description of a server's with what is *configured*, which wins."""
@@ -162,7 +160,8 @@ def missing_datatype(
     what = "the datatypes of its outputs are" if unknown == [SOME_OUTPUT] else f"the datatype of {labels} is"
     entries = ", ".join(f"{_yaml_key(name)}: {{datatype: FP32}}" for name in unknown)
     may_be_kserve = dialect == "tensorflow" and description.platform == description.format == ""
-    form, hint = ("format: row, ", KSERVE_HINT) if may_be_kserve else ("", "")
+    form = "format: row, " if may_be_kserve else ""
+    hint = "; format: row is for KServe, leave it out for TensorFlow Serving" if form else ""
     return (
         f"model {model!r}: {what} not known{others}, and answers of the dialect {dialect} do not say it. Add to the "
         f"backend {backend!r} in the configuration, with the real names and datatypes{hint}: "

@@ -4,6 +4,7 @@ Not here: which dialects there are, and sending anything.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
@@ -17,6 +18,9 @@ from gateway.codec.inference import BytesPolicy, Tensor
 from gateway.codec.tensors.datatypes import Datatype
 from gateway.codec.tensors.string_printing import StringForm
 from gateway.errors import CodecError
+
+quoted = lru_cache(256)(partial(quote, safe=""))
+"""A model's name or version, percent-encoded."""
 
 
 class Paths(NamedTuple):
@@ -58,7 +62,7 @@ class Dialect:
             return Paths()
         path = template.path
         if "{" in path:
-            path = path.replace("{model}", quote(model, safe="")).replace("{version}", quote(version or "", safe=""))
+            path = path.replace("{model}", quoted(model)).replace("{version}", quoted(version or ""))
         return Paths(path)
 
     def is_ready(self, text: bytes) -> bool:
@@ -85,10 +89,9 @@ class Dialect:
 
         Raises `CodecError` if they cannot.
         """
-        if encoding == "base64":
+        is_text = request.policy.bytes is not BytesPolicy.BASE64 or request.in_json.get(tensor.name) is False
+        if encoding == "base64" or not (encoding or is_text):
             return StringForm.BASE64
-        if not encoding and request.policy.bytes is BytesPolicy.BASE64:
-            return StringForm.TEXT if request.in_json.get(tensor.name) is False else StringForm.BASE64
         if tensor.name in request.octets:
             raise request.octets[tensor.name]
         return StringForm.TEXT

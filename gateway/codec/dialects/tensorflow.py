@@ -6,13 +6,12 @@ and from KServe 0.21.
 
 from dataclasses import replace
 from typing import Any, ClassVar
-from urllib.parse import quote
 
 import numpy as np
 
 from gateway.codec.dialects.body import by_name, in_rows
 from gateway.codec.dialects.description import MAX_NAMED, OCTETS_SUFFIX, UNKNOWN, ModelDescription, TensorDescription
-from gateway.codec.dialects.dialect import Dialect, Paths, document_of
+from gateway.codec.dialects.dialect import Dialect, Paths, document_of, quoted
 from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import BytesPolicy, Tensor, label_of
@@ -71,9 +70,9 @@ class TensorFlow(Dialect):
 
     def paths(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> Paths:
         """Those of the model or a version of it; KServe has none for the description."""
-        path = f"/v1/models/{quote(model, safe='')}"
+        path = f"/v1/models/{quoted(model)}"
         if version is not None:
-            path += f"/versions/{quote(version, safe='')}"
+            path += f"/versions/{quoted(version)}"
         return Paths(f"{path}:predict", path, f"{path}/metadata")
 
     def is_ready(self, text: bytes) -> bool:

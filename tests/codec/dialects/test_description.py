@@ -215,7 +215,5 @@ def test_v2_metadata_has_what_clients_look_for() -> None:
 
 def test_only_a_single_input_may_have_no_name() -> None:
     nameless, named = TensorDescription("", FP32), TensorDescription("x", FP32)
-    found = [
-        ModelDescription(inputs=inputs).has_nameless_input for inputs in ((), (nameless,), (named,), (nameless, named))
-    ]
-    assert found == [False, True, False, False]
+    found = [ModelDescription(inputs).nameless_input for inputs in ((), (nameless,), (named,), (nameless, named))]
+    assert found == [None, nameless, None, None]
