@@ -28,6 +28,8 @@ OCTETS_SUFFIX = "_bytes"
 SOME_OUTPUT = "NAME"
 """What stands for the name of an output of which nothing is known."""
 
+KSERVE_HINT = "; format: row is for KServe, leave it out for TensorFlow Serving"
+
 MAX_NAMED = 20
 """The most inputs or outputs that an error names."""
 
@@ -160,8 +162,7 @@ def missing_datatype(
     what = "the datatypes of its outputs are" if unknown == [SOME_OUTPUT] else f"the datatype of {labels} is"
     entries = ", ".join(f"{_yaml_key(name)}: {{datatype: FP32}}" for name in unknown)
     may_be_kserve = dialect == "tensorflow" and description.platform == description.format == ""
-    form = "format: row, " if may_be_kserve else ""
-    hint = "; format: row is for KServe, leave it out for TensorFlow Serving" if form else ""
+    form, hint = ("format: row, ", KSERVE_HINT) if may_be_kserve else ("", "")
     return (
         f"model {model!r}: {what} not known{others}, and answers of the dialect {dialect} do not say it. Add to the "
         f"backend {backend!r} in the configuration, with the real names and datatypes{hint}: "
