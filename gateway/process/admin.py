@@ -9,6 +9,7 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -67,27 +68,21 @@ class _Server(web.Server):
         super().connection_lost(handler, exc)
 
 
+@dataclass(eq=False)
 class AdminListener:
-    """Answers operators and machines, for one process or for all workers together."""
+    """Answers operators and machines, for one process or for all workers together, by the current state."""
 
-    def __init__(
-        self,
-        address: Address,
-        config: Callable[[], Config],
-        metrics: Callable[[], Iterable[str]],
-        not_ready: Callable[[], str | None],
-        status: Callable[[], Status],
-        stalled: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        """The arguments return the current state: the effective *config*, *metrics* in pieces of text, the *status*.
+    address: Address
+    config: Callable[[], Config]
+    metrics: Callable[[], Iterable[str]]
+    """The text of the metrics in pieces."""
+    not_ready: Callable[[], str | None]
+    """Why clients should not come; None if they should."""
+    status: Callable[[], Status]
+    stalled: Callable[[], str | None] = lambda: None
+    """Why the gateway should be ended; None if it should not."""
 
-        *not_ready* returns the reason why clients should not come, or None; *stalled* the reason why the gateway
-        should be ended, or None.
-        """
-        self._address = address
-        self._config = config
-        self._pieces = metrics
-        self._status = status
+    def __post_init__(self) -> None:
         self._scraping = asyncio.Lock()
         """Held by one scrape at a time, so that each turn of the event loop makes one piece however many wait."""
         self._looked_s = -FRESH_S
@@ -97,8 +92,8 @@ class AdminListener:
             "/": self._page,
             "/-/status": self._status_as_json,
             "/metrics": self._metrics,
-            "/-/live": lambda: _said("live", stalled()),
-            "/-/ready": lambda: _said("ready", not_ready()),
+            "/-/live": lambda: _said("live", self.stalled()),
+            "/-/ready": lambda: _said("ready", self.not_ready()),
             "/-/config": self._configuration,
         }
         self._server: web.Server | None = None
@@ -106,10 +101,10 @@ class AdminListener:
 
     async def start(self) -> str:
         """Listen, and return the URL. Raises `OSError` if the address cannot be used."""
-        bound = await listeners.bind(self._address)
+        bound = await listeners.bind(self.address)
         self._server = _Server(self._answer)
         self._listening = await asyncio.get_running_loop().create_server(self._server, sock=bound)
-        return listeners.url_of(self._address, bound.getsockname()[1])
+        return listeners.url_of(self.address, bound.getsockname()[1])
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
@@ -137,20 +132,20 @@ class AdminListener:
 
     async def _status_as_json(self) -> web.Response:
         if time.monotonic() - self._looked_s > FRESH_S:
-            self._seen = msgspec.json.encode(self._status())
+            self._seen = msgspec.json.encode(self.status())
             self._looked_s = time.monotonic()
         return web.Response(body=self._seen, content_type="application/json", headers=_NEVER_KEPT)
 
     async def _metrics(self) -> web.Response:
         text = ""
         async with self._scraping:
-            for piece in self._pieces():
+            for piece in self.metrics():
                 text += piece
                 await asyncio.sleep(0)  # in one process, clients are served on this loop
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _configuration(self) -> web.Response:
-        text = msgspec.json.format(msgspec.json.encode(masked(self._config())), indent=2)
+        text = msgspec.json.format(msgspec.json.encode(masked(self.config())), indent=2)
         return web.Response(body=text + b"\n", content_type="application/json")
 
 
