@@ -71,12 +71,15 @@ _ENCODER = msgspec.json.Encoder()
 def read_message(text: bytes, kind: type[M], max_tensors: int) -> M:
     """The request or answer that *text* is, as *kind* says. Raises `CodecError` that says what is wrong."""
     said: dict[str, Any] = decoded(OBJECT, text)
+    sections = _SECTIONS[kind]
     section, index = "", -1
     try:
         if kind is Request and "parameters" in said:
             value = said["parameters"]
             said["parameters"] = _PARAMETERS.decode(value)
-        for section in filter(said.__contains__, _SECTIONS[kind]):
+        for section in sections:
+            if section not in said:
+                continue
             index, value = -1, said[section]
             said[section] = entries = _ENTRIES.decode(value)
             if entries and len(entries) > max_tensors:
@@ -93,8 +96,8 @@ def read_message(text: bytes, kind: type[M], max_tensors: int) -> M:
         elif section:
             what = f"`{section}` must be an array of objects"
         raise CodecError(f"{what}, got {excerpt(bytes(value))}") from None
-    if said.get(_SECTIONS[kind][0]) is None:
-        raise CodecError(f"no `{_SECTIONS[kind][0]}`{_what_else(said)}")
+    if said.get(sections[0]) is None:
+        raise CodecError(f"no `{sections[0]}`{_what_else(said)}")
     return said  # type: ignore[return-value]
 
 

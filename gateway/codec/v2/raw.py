@@ -138,9 +138,7 @@ def _solve(tensor: _Tensor, body_bytes: int) -> list[int]:
         if n_fixed != 1:
             raise CodecError(f"{label}: the body of a raw request is one element, the model wants more")
         return [1] * len(shape)
-    if len(variable) > 1:
-        if variable[0] != 0:
-            raise CodecError(f"{label}: more than one variable dimension: send the shape in a JSON header")
+    if len(variable) > 1 and variable[0] == 0:
         shape[variable.pop(0)] = 1  # the batch dimension
     if len(variable) > 1:
         raise CodecError(
