@@ -37,7 +37,9 @@ async def infer(call: Call) -> None:
     body = sequence_id = None
     if call.match.destination.sticky == "sequence_id":
         body = await call.body.read()
-        sequence_id = await call.exchange.request_codec.run(find_sequence_id(body, framing.header_length))
+        sequence_id = await call.exchange.request_codec.run(
+            find_sequence_id(body, framing.header_length, call.plan.header_limits)
+        )
     call.choose(sequence_id)
     if call.backend.settings.binary != "never" and (await call.upstream.spoken()).binary:
         answered = await pass_through(call, body, partial(_transcoded, call))

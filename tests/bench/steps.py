@@ -27,7 +27,7 @@ _GATEWAY = (
     (_REPLY_PARTS, CLIENT),
     (re.compile(r"gateway/(backend/|sockets)"), BACKEND),
     (re.compile(r"gateway/(telemetry/|exchange)"), TELEMETRY),
-    (re.compile(r"gateway/codec/.*(answer|reading|parsing|scanner|finder)"), ANSWER),
+    (re.compile(r"gateway/codec/.*(answer|reading|parsing|arriving|finder)"), ANSWER),
     (re.compile(r"gateway/codec/.*(request|printing|raw)"), REQUEST),
 )
 _CALL = re.compile(r"aiohttp/(client|connector)")

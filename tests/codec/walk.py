@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -14,10 +14,10 @@ from gateway.codec import (
     TensorPolicy,
     run,
 )
-from gateway.codec.json.scanner import OpenValue, Scanner
-from gateway.codec.json.sinks import Sink, SkipSink, TextSink
+from gateway.codec.json.sinks import TextSink, pour
 from gateway.codec.v2.reply import Reply
 from gateway.codec.v2.request_reading import read_request
+from gateway.errors import CodecError
 
 MAX_BYTES = 1 << 30
 LIMITS = HeaderLimits()
@@ -145,35 +145,17 @@ def nearest_bits(text: str, datatype: str) -> int:
     return sign | min(bits, ((1 << exponent_bits) - 1) << fraction_bits)
 
 
-class Walked:
-    """A document walked by a `Scanner`, with the text of each value that went to a sink."""
+def proved(data: bytes, chunk_bytes: int | None = None) -> bytes:
+    """What a `TextSink` takes of *data*, behind which a document goes on.
 
-    def __init__(self, text: bytes, chunk_bytes: int | None = None, *, check: bool = True) -> None:
-        self.values: list[list[bytes]] = []
-        self.entries: list[bytes] = []
-        self.text = text
-        self.check = check
-        self.scanner = scanner_of(lambda entry: self._open(entry, check))
-        for chunk in cut(text, chunk_bytes):
-            exhaust(self.scanner.feed(chunk))
-        exhaust(self.scanner.finish())
-
-    def _open(self, entry: Callable[[], bytes], check: bool) -> Sink:
-        self.entries.append(entry())
-        self.values.append([])
-        return TextSink("value", self.values[-1]) if check else SkipSink("value")
-
-    @property
-    def texts(self) -> list[bytes]:
-        spans = [self.text[start:end] for start, end in self.scanner.spans]
-        if self.check:
-            assert [span.lstrip(b" \t\r\n") for span in spans] == [b"".join(pieces) for pieces in self.values]
-        return spans
-
-
-def scanner_of(open_value: OpenValue, *, max_skeleton_bytes: int = 1 << 20, max_entries: int = 1000) -> Scanner:
-    """A scanner for `outputs` with limits that few tests reach."""
-    return Scanner("outputs", open_value, max_skeleton_bytes=max_skeleton_bytes, max_entries=max_entries)
+    Raises `CodecError` also for a value that ends before *data* does.
+    """
+    pieces: list[bytes] = []
+    exhaust(pour(cut(data + b" }", chunk_bytes), TextSink("value", pieces)))
+    taken = b"".join(pieces)
+    if len(taken) < len(data):
+        raise CodecError("the value ends before the data")
+    return taken
 
 
 def exhaust(steps: Iterable[None]) -> None:

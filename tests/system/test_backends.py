@@ -102,7 +102,7 @@ async def test_outputs_that_were_not_asked_for_are_dropped_and_the_backends_orde
         (b'{"model_name":"m"}', ["no `outputs` array"]),
         (b"<html>hello</html>", ["the backend's answer: expected a JSON object, got '<html>hello</ht"]),
         (b"[1]", ["expected a JSON object"]),
-        (output() + b"x", ["more follows"]),
+        (output() + b"x", ["trailing characters"]),
         (b"", ["200 without a body"]),
     ],
 )

@@ -81,7 +81,7 @@ class DialectRequest(msgspec.Struct, frozen=True):
         inputs: list[Tensor] = []
         in_json: dict[str, bool] = {}
         for index, entry in enumerate(request["inputs"]):
-            values = source(entry, index, text.spans)
+            values = source(entry, index)
             if isinstance(values, int):
                 inputs.append(announced(entry, index, values, text.blobs))
             elif values is not None:

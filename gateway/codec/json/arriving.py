@@ -8,7 +8,7 @@ The members of an object, and the items of an array, are mostly short. Short one
 members or items. A long one is read by itself: a member's name first, then the value, piece by piece, by the
 function that the caller gives. What counts as long depends on the text alone, never on where the chunks were cut.
 
-Not here: what any value means. `scanner` is for documents whose long values are all of one kind.
+Not here: what any value means.
 """
 
 import re
@@ -16,9 +16,9 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from gateway.codec.json.brackets import END_ARRAY, END_OBJECT, OBJECT, QUOTE
-from gateway.codec.json.members import MAX_NAME_BYTES, Members, excerpt, parse_object
+from gateway.codec.json.members import MAX_NAME_BYTES, excerpt, parse_object
 from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, SPACE
-from gateway.codec.json.sinks import Sink, step_of
+from gateway.codec.json.sinks import Sink, TextSink, step_of
 from gateway.errors import CodecError
 
 T = TypeVar("T")
@@ -53,10 +53,14 @@ _ITEMS = re.compile(
 class ArrivingText:
     """The part of a document, or of one value, that has arrived and has not been read."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_bytes: int = RUN_BYTES) -> None:
+        """Items of at most *run_bytes* together are parsed together."""
         self.buffer = bytearray()
         self.consumed = 0
         """How many bytes have been read."""
+        self.poured = 0
+        """How many of these were poured into sinks."""
+        self._run_bytes = run_bytes
         self._is_whole = False
         self._wait_for = 0
 
@@ -132,11 +136,11 @@ class ArrivingText:
         Empty if the first item is too long for one step.
         """
         while True:
-            window = bytes(memoryview(self.buffer)[:RUN_BYTES])
+            window = bytes(memoryview(self.buffer)[: self._run_bytes])
             items = _ITEMS.match(window)
             if items and items.end():
                 return window[: items.end()].removesuffix(b",")
-            if len(window) == RUN_BYTES or self._is_whole:
+            if len(window) == self._run_bytes or self._is_whole:
                 yield STEP
                 return b""
             yield from self.more()
@@ -147,19 +151,33 @@ class ArrivingText:
             taken = step_of(sink, self.buffer)
             if taken:
                 self.drop(taken)
+                self.poured += taken
                 yield STEP
             else:
                 yield from self.more(sink.label, PIECE_BYTES)
 
+    def value(self, label: str) -> Reading[bytes]:
+        """The text of the value that comes next, proved to be JSON; *label* is for errors."""
+        pieces: list[bytes] = []
+        poured = self.poured
+        for state in self.pour(TextSink(label, pieces)):
+            self.poured = poured  # it is kept
+            yield state
+        return b"".join(pieces)
+
 
 def read_members(
-    text: ArrivingText, read_run: Callable[[Members], Reading[None]], read_long: Callable[[str], Reading[None]]
+    text: ArrivingText,
+    read_run: Callable[[T], Reading[None]],
+    read_long: Callable[[str], Reading[None]],
+    parse: Callable[[bytes], T] = parse_object,  # type: ignore[assignment]
 ) -> Reading[None]:
     """Read the object that *text* begins with.
 
-    *read_run* gets some whole members at a time. *read_long* gets the name of one member and reads its value from
-    *text*: that of a long member, and that of a short one which is malformed, so that the error can name it. Of two
-    members with one name, the last is read last; in one run, only the last is there. Raises `CodecError`.
+    *read_run* gets some whole members at a time, as *parse* makes them of an object. *read_long* gets the name of one
+    member and reads its value from *text*: that of a long member, and that of a short one which is malformed, so that
+    the error can name it. Of two members with one name, the last is read last; in one run, only the last is there.
+    Raises `CodecError`.
     """
 
     def read_member() -> "Reading[None]":
@@ -175,7 +193,7 @@ def read_members(
         (key,) = parse_object(b"{%b:0}" % name)
         yield from read_long(key)
 
-    return _read(text, END_OBJECT, lambda run: parse_object(b"{%b}" % run), read_run, read_member)
+    return _read(text, END_OBJECT, lambda run: parse(b"{%b}" % run), read_run, read_member)
 
 
 def read_items(

@@ -17,7 +17,7 @@ Where this guess or the parser fails, as for null and a quoted "NaN", the sink w
 `Prover` does, and the standard library's parser reads it.
 
 Not here: the numbers of one text (`number_parsing`), printing (`number_printing`), BYTES (`string_reading`), where in a
-document a tensor stands (`scanner`).
+document a tensor stands.
 """
 
 from typing import ClassVar

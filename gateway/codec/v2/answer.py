@@ -6,16 +6,15 @@ comes before its `datatype` and `shape`, until these are known.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any
+from collections.abc import Generator, Iterable, Mapping
 
 import msgspec
 import orjson
 from msgspec import Raw
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of, labelled
-from gateway.codec.json.members import HELD_PER_BYTE, OBJECT, STAND_IN, decoded, restore_literals
-from gateway.codec.json.scanner import Scanner
+from gateway.codec.json.arriving import ArrivingText, Reading
+from gateway.codec.json.members import HELD_PER_BYTE, STAND_IN, restore_literals
 from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import BYTES, DATATYPES, count_text
@@ -23,13 +22,24 @@ from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2.declarations import Declaration, declaration, name_of
 from gateway.codec.v2.ids import ABSENT, check_id
-from gateway.codec.v2.messages import LATER, Answer, Entry, Parameters, printed, read_message, text_of
+from gateway.codec.v2.messages import (
+    LATER,
+    RUN_BYTES,
+    Answer,
+    ArrivingMessage,
+    Entry,
+    Parameters,
+    printed,
+    read_message,
+    text_of,
+)
 from gateway.codec.v2.reply import Reply, ReplyOutput, long_pieces
 from gateway.codec.values import shaped_value
 from gateway.errors import CodecError
 
 _LATER, _NO_NAME = Raw(LATER), Raw(b'""')
 _NULL = b"null"
+_SAID_BEFORE_DATA = (b'"name"', b'"datatype"', b'"shape"')
 
 WHOLE_BYTES = 64 * 1024
 """The longest answer that is read in one go if it comes in one chunk."""
@@ -48,7 +58,7 @@ class _Value(msgspec.Struct):
 class _Values:
     """Makes blobs of the outputs that the client wants in binary, and keeps the text of the other outputs.
 
-    The scanner knows this and not the `InferAnswer`: in a circle, a tensor would wait for the garbage collector.
+    The reading knows this and not the `InferAnswer`: in a circle, a tensor would wait for the garbage collector.
     """
 
     def __init__(self, selection: OutputSelection, declared: Mapping[str, str], max_bytes: int) -> None:
@@ -62,24 +72,26 @@ class _Values:
         """What the outputs take so far."""
         return sum([value.sink.held_bytes for value in self.opened])
 
-    def open(self, entry_text: Callable[[], bytes]) -> Sink:
-        """The sink for the `data` of an output, by what *entry_text* has said of the output so far."""
-        entry: Any = decoded(OBJECT, entry_text())
+    def take(self, text: ArrivingText, entry: Entry) -> Reading[_Value]:
+        """Read the `data` of an output, by what *entry* has said of the output so far. See `TakeData`."""
         name = text_of(entry.get("name"))
+        earlier = entry.pop("data", None)
+        if isinstance(earlier, _Value):  # the last counts (protocol 1.6)
+            self.opened.remove(earlier)
         is_wanted = name is None or self._selection.is_wanted(name)
         is_known = name is not None or not (self._selection.named or self._declared)
         is_described = "datatype" in entry and "shape" in entry
         if is_wanted and is_known and is_described and self._selection.is_binary(name or ""):
-            if name is None:
-                entry["name"] = _NO_NAME
-            form = _form_of(entry, 0, self._declared, self._max_bytes)
+            named = entry if name is not None else Entry({**entry, "name": _NO_NAME})
+            form = _form_of(named, 0, self._declared, self._max_bytes)
             value = _Value(_sink_for(form), form)
         else:
             label = label_of("output", name) if name is not None else f"output {len(self.opened)}"
-            text: list[bytes] = []
-            value = _Value(TextSink(label, text if is_wanted else None), None, text)
+            pieces: list[bytes] = []
+            value = _Value(TextSink(label, pieces if is_wanted else None), None, pieces)
         self.opened.append(value)
-        return value.sink
+        yield from text.pour(value.sink)
+        return value
 
 
 def _form_of(entry: Entry, index: int, declared: Mapping[str, str], max_bytes: int) -> Declaration:
@@ -111,7 +123,7 @@ def _sink_for(form: Declaration) -> NumberSink | BytesSink:
 class InferAnswer:
     """Reads one answer: `feed` what arrives piece by piece, then `finish`.
 
-    A small answer that `finish` gets as a whole is read in one go; every other answer goes through the scanner.
+    A small answer that `finish` gets as a whole is read in one go; every other answer is read while it arrives.
     """
 
     def __init__(
@@ -143,7 +155,8 @@ class InferAnswer:
         self._limits = limits
         self._max_bytes = max_bytes
         self._declared = declared or {}
-        self._scanner: Scanner | None = None
+        self._arriving: ArrivingMessage | None = None
+        self._reading: Reading[None] = iter(())  # type: ignore[assignment]
         self._values: _Values | None = None
         self._nonfinite = 0
         self._header_bytes = 0
@@ -156,66 +169,54 @@ class InferAnswer:
         The header, the JSON beside the outputs' data, counts from its first byte on as much as it takes at most when
         `finish` parses it, so that the caller knows before that happens; after `finish` it counts as the text it is.
         """
-        if self._scanner is None or self._values is None:
+        if self._arriving is None or self._values is None:
             return self._header_bytes
-        return self._values.held_bytes + (self._header_bytes or self._scanner.skeleton_bytes * HELD_PER_BYTE)
+        header_bytes = self._header_bytes or self._arriving.header_bytes * HELD_PER_BYTE
+        return self._values.held_bytes + self._arriving.data_bytes + header_bytes
 
     def feed(self, chunk: bytes) -> Generator[None, None, None]:
         """Take the next bytes of the JSON; yields after each step of work.
 
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than the limits allow.
         """
-        if self._scanner is None:
-            limits = self._limits
+        if self._arriving is None:
             self._values = _Values(self._selection, self._declared, self._max_bytes)
-            self._scanner = Scanner(
-                "outputs",
-                self._values.open,
-                max_skeleton_bytes=limits.max_header_bytes,
-                max_entries=limits.max_tensors,
-            )
-        yield from self._scanner.feed(chunk)
-        if self._scanner.done:
-            _refuse_trailing(self._scanner)
+            self._arriving = ArrivingMessage(Answer, self._limits, self._values.take)
+            self._reading = self._arriving.read()
+        if self._arriving.text.add(chunk):
+            yield from self._arriving.go_on(self._reading)
 
     def finish(self, last: bytes = b"") -> Generator[None, None, Reply]:
         """The reply, after the *last* bytes of the JSON; yields after each step of work.
 
         Raises `CodecError` if the answer is cut off or is not what it says, and as `feed` does.
         """
-        answer = self._read_whole(last) if self._scanner is None else None
+        answer = self._read_whole(last) if self._arriving is None else None
         if answer is None:
             yield from self.feed(last)
-            scanner = self._scanner
-            assert scanner is not None
-            yield from scanner.finish()
-            _refuse_trailing(scanner)
-            answer = read_message(scanner.skeleton, Answer, self._limits.max_tensors)
-        reply = yield from self._reply(answer)
-        if self._scanner is not None:
-            self._header_bytes = self._scanner.skeleton_bytes
-        return reply
+            arriving = self._arriving
+            assert arriving is not None
+            arriving.text.end()
+            yield from arriving.go_on(self._reading)
+            answer = arriving.message()
+            self._header_bytes = arriving.header_bytes
+        return (yield from self._reply(answer))
 
     def _read_whole(self, text: bytes) -> Answer | None:
         """The answer that *text* is as a whole; None for a longer one, or one that has to be looked at more closely.
 
-        Of a member that comes twice the last counts, but the scanner looks at both. So the words are counted: each
-        output has one of each, and no escape of a letter may hide another.
+        Of a member that comes twice the last counts, but not behind long data, which is read by what came before it.
         """
-        if len(text) > min(WHOLE_BYTES, self._limits.max_header_bytes) or b"\\u00" in text:
+        if len(text) > min(WHOLE_BYTES, self._limits.max_header_bytes):
             return None
         try:
             answer = read_message(text, Answer, self._limits.max_tensors)
         except CodecError:
             return None
-        n_outputs = len(answer["outputs"])
-        is_said_once = (
-            text.count(b'"data') == 2 * n_outputs  # of which half are datatypes
-            and text.count(b'"name"') == n_outputs
-            and text.count(b'"shape"') == n_outputs
-        )
-        if not is_said_once:
-            return None
+        if len(text) > RUN_BYTES:  # long data may stand in it
+            n_outputs = len(answer["outputs"])
+            if b"\\u00" in text or any(text.count(word) != n_outputs for word in _SAID_BEFORE_DATA):
+                return None
         self._header_bytes = len(text)
         return answer
 
@@ -242,11 +243,11 @@ class InferAnswer:
                 if binary:
                     yield
                 binary.append((yield from self._binary(entry, index, parameters)))
-            elif self._values is not None:
-                text = self._values.opened[int(bytes(entry["data"]))].text
+            elif self._arriving is not None:
+                data, entry["data"] = entry["data"], _LATER
+                text = data.text if isinstance(data, _Value) else [restore_literals(bytes(data))]
                 if not text:
                     raise CodecError(f"{label_of('output', name)}: its name came twice and differs")
-                entry["data"] = _LATER
                 later.append(text)
             if parameters:
                 entry["parameters"] = parameters
@@ -261,10 +262,11 @@ class InferAnswer:
     def _binary(self, entry: Entry, index: int, parameters: Parameters) -> Generator[None, None, ReplyOutput]:
         """A binary output; says its size in *parameters*, in place of the data of *entry*."""
         form = name, datatype, shape = _form_of(entry, index, self._declared, self._max_bytes)
-        data = bytes(entry.pop("data"))
-        if self._values is not None:
-            blobs = yield from self._arrived(self._values.opened[int(data)], form)
+        data = entry.pop("data")
+        if isinstance(data, _Value):
+            blobs = yield from self._arrived(data, form)
         else:
+            data = bytes(data)
             if STAND_IN in data:
                 data = restore_literals(data)
             value = shaped_value(data, datatype, shape)
@@ -272,7 +274,7 @@ class InferAnswer:
         if datatype.kind is BYTES and text_of(parameters.get("content_type")) == "base64":  # protocol 4.8
             blobs = yield from from_base64(blobs, labelled("output", *form))
         n_bytes = sum(map(len, blobs))
-        if self._values is None:
+        if not isinstance(data, _Value):
             self._header_bytes += n_bytes
         parameters["binary_data_size"] = Raw(b"%d" % n_bytes)
         return ReplyOutput(name, datatype, shape, blobs)
@@ -312,9 +314,3 @@ class InferAnswer:
             answer.pop("id", None)
         if self._request_id and answered in ABSENT:  # protocol 4.6
             answer["id"] = Raw(self._request_id)
-
-
-def _refuse_trailing(scanner: Scanner) -> None:
-    """Raise `CodecError` if something follows the JSON."""
-    if scanner.trailing_bytes():
-        raise CodecError(f"the JSON ends after {scanner.consumed} bytes, but more follows")

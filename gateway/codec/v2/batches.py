@@ -88,7 +88,7 @@ def _marked(request: Request, blobs: Cursor) -> Generator[None, None, list[Tenso
     """
     tensors: list[Tensor] = []
     for index, entry in enumerate(request["inputs"]):
-        size = source(entry, index, [])
+        size = source(entry, index)
         if not isinstance(size, int):
             return []
         tensor = announced(entry, index, size, blobs)

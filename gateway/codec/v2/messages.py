@@ -6,16 +6,28 @@ not know stay among the others. NaN and the infinities do so too (protocol 2.7),
 `excerpt` undo them, and whoever looks at a text otherwise.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Raw
 
-from gateway.codec.inference import label_of
-from gateway.codec.json.members import OBJECT, STAND_IN, decoded, excerpt, restore_literals, restore_members
+from gateway.codec.inference import HeaderLimits, label_of
+from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
+from gateway.codec.json.brackets import ARRAY
+from gateway.codec.json.brackets import OBJECT as BRACE
+from gateway.codec.json.members import (
+    OBJECT,
+    STAND_IN,
+    decoded,
+    excerpt,
+    protect_literals,
+    restore_literals,
+    restore_members,
+)
+from gateway.codec.json.pieces import SPACE
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
-from gateway.errors import CodecError
+from gateway.errors import CodecError, TooLargeError
 
 L = TypeVar("L")
 
@@ -29,7 +41,8 @@ class Entry(TypedDict, total=False):
     shape: Raw
     datatype: Raw
     parameters: Parameters | None
-    data: Raw
+    data: Any
+    """Its text, as `Raw`; of long data what `TakeData` returns."""
 
 
 class Request(TypedDict, total=False):
@@ -53,8 +66,14 @@ class Answer(TypedDict, total=False):
 
 M = TypeVar("M", Request, Answer)
 
+TakeData = Callable[[ArrivingText, Entry], Reading[Any]]
+"""Reads the long `data` of an entry, which has said other things before: what stands for it in the entry."""
+
 LATER = b"\0"
 """The `data` of an entry whose text is not known when the message is printed; no JSON has it."""
+
+RUN_BYTES = 1024
+"""How much text of short members and entries is read together: at a long one, all of it is searched for nothing."""
 
 LIST_LATER = Raw(b"[%b]" % LATER)
 """The same where only the inside of the array comes later."""
@@ -68,9 +87,12 @@ _STRING = msgspec.json.Decoder(str)
 _ENCODER = msgspec.json.Encoder()
 
 
-def read_message(text: bytes, kind: type[M], max_tensors: int) -> M:
-    """The request or answer that *text* is, as *kind* says. Raises `CodecError` that says what is wrong."""
-    said: dict[str, Any] = decoded(OBJECT, text)
+def read_message(text: bytes | dict[str, Any], kind: type[M], max_tensors: int) -> M:
+    """The request or answer that *text* is, as *kind* says. Raises `CodecError` that says what is wrong.
+
+    A dictionary is a message whose members, and maybe entries, are split already.
+    """
+    said: dict[str, Any] = decoded(OBJECT, text) if isinstance(text, bytes) else text
     sections = _SECTIONS[kind]
     section, index = "", -1
     try:
@@ -81,10 +103,9 @@ def read_message(text: bytes, kind: type[M], max_tensors: int) -> M:
             if section not in said:
                 continue
             index, value = -1, said[section]
-            said[section] = entries = _ENTRIES.decode(value)
+            said[section] = entries = value if isinstance(value, list) else _ENTRIES.decode(value)
             if entries and len(entries) > max_tensors:
-                what = f"more than {max_tensors} entries in `{section}`"
-                raise CodecError(f"{what}, which is the most that `limits.tensors` allows")
+                raise _too_many(section, max_tensors)
             for index, entry in enumerate(entries or ()):  # noqa: B007  an error shows it
                 if "parameters" in entry:
                     value = entry["parameters"]
@@ -99,6 +120,10 @@ def read_message(text: bytes, kind: type[M], max_tensors: int) -> M:
     if said.get(sections[0]) is None:
         raise CodecError(f"no `{sections[0]}`{_what_else(said)}")
     return said  # type: ignore[return-value]
+
+
+def _too_many(section: str, max_tensors: int) -> CodecError:
+    return CodecError(f"more than {max_tensors} entries in `{section}`, which is the most that `limits.tensors` allows")
 
 
 def _what_else(said: dict[str, Any]) -> str:
@@ -120,6 +145,107 @@ def printed(message: Mapping[str, Any], later: Sequence[Sequence[L]] = ()) -> li
         pieces += values
         pieces.append(behind)
     return pieces
+
+
+class ArrivingMessage:
+    """A message that is read while it arrives, each `data` that is long by what the caller gives."""
+
+    def __init__(self, kind: Any, limits: HeaderLimits, take_data: TakeData, *, is_all: bool = True) -> None:
+        """*kind* is `Request` or `Answer`. *is_all*: only blanks may come behind it."""
+        self.text = ArrivingText(RUN_BYTES)
+        self.done = False
+        """Whether the message has ended."""
+        self.data_bytes = 0
+        """How much of the text is short data, which is kept."""
+        self._said: dict[str, Any] = {}
+        self._entries: list[Any] = []  # of the section, if that is long
+        self._kind = kind
+        self._section = _SECTIONS[kind][0]
+        self._limits = limits
+        self._take_data = take_data
+        self._is_all = is_all
+
+    @property
+    def header_bytes(self) -> int:
+        """How much JSON beside data has been read."""
+        return self.text.consumed - self.text.poured - self.data_bytes
+
+    def message(self) -> Any:
+        """The message, when it is `done`. Raises `CodecError` as `read_message` does."""
+        return read_message(self._said, self._kind, self._limits.max_tensors)
+
+    def go_on(self, reading: Reading[None]) -> Generator[None, None, None]:
+        """Go on with *reading*, which `read` has made, as far as the text goes; yields after each step of work.
+
+        The caller holds *reading*: here, a tensor in it would wait for the garbage collector. Raises `TooLargeError`,
+        and `CodecError` for what is no JSON.
+        """
+        is_step: bool | None = True
+        while is_step is not None:
+            is_step = next(reading, None)
+            if self.header_bytes > self._limits.max_header_bytes:
+                raise TooLargeError(
+                    f"the JSON beside the tensors' data is longer than {self._limits.max_header_bytes:d} bytes, "
+                    "which is the most that `limits.header` allows"
+                )
+            if is_step is False:
+                return
+            yield
+        self.done = True
+        if self._is_all:
+            if self.text.buffer.strip(SPACE):
+                raise CodecError(f"malformed JSON: trailing characters behind {self.text.consumed} bytes")
+            self.text.buffer.clear()
+
+    def read(self) -> Reading[None]:
+        """Read the message that the text begins with."""
+        if (yield from self.text.first()) != BRACE:
+            raise CodecError(f"expected a JSON object, got {self.text.buffer[:16].decode('latin-1')!r}")
+        yield from self._object(self._said, self._member)
+
+    def _object(self, said: Any, read_long: Callable[[str], Reading[None]]) -> Reading[None]:
+        """Read the message, or an entry, into what is *said*."""
+
+        def take(members: Parameters) -> Reading[None]:
+            said.update(members)
+            return self._step([members] if said is not self._said else [])
+
+        return read_members(self.text, take, read_long, lambda text: decoded(OBJECT, text))
+
+    def _step(self, kept: list[Any]) -> Reading[None]:
+        """End a step that has *kept* what entries say."""
+        self.data_bytes += sum([len(memoryview(entry["data"])) for entry in kept if "data" in entry])
+        if len(self._entries) > self._limits.max_tensors:
+            raise _too_many(self._section, self._limits.max_tensors)
+        yield STEP
+
+    def _member(self, name: str) -> Reading[None]:
+        """Read the long member *name* of the message."""
+        if name != self._section or (yield from self.text.first()) != ARRAY:
+            self._said[name] = yield from self._value(name)
+            return
+        self._said[name] = self._entries = []
+
+        def take(entries: list[Any]) -> Reading[None]:
+            self._entries.extend(entries)
+            return self._step(entries)
+
+        yield from read_items(self.text, lambda text: decoded(_ENTRIES, text) or [], take, self._entry)
+
+    def _entry(self) -> Reading[None]:
+        """Read a long entry."""
+        if (yield from self.text.first()) != BRACE:
+            raise CodecError(f"`{self._section}` must be an array of objects")
+        entry: Any = {}
+        self._entries.append(entry)
+
+        def read_long(name: str) -> Reading[None]:
+            entry[name] = yield from self._take_data(self.text, entry) if name == "data" else self._value(name)
+
+        yield from self._object(entry, read_long)
+
+    def _value(self, name: str) -> Reading[Raw]:
+        return Raw(protect_literals((yield from self.text.value(name))))
 
 
 # What a message says, judged

@@ -84,14 +84,14 @@ class InferRequest(PiecedJson, msgspec.Struct):
         inputs: list[Tensor] = []
         later: list[tuple[memoryview | Tensor]] = []
         for index, entry in enumerate(request["inputs"]):
-            values = source(entry, index, text.spans)
+            values = source(entry, index)
             if isinstance(values, int):
                 tensor = announced(entry, index, values, text.blobs)
                 entries.append(entry)
                 inputs.append(tensor)
                 if not is_small:
                     later.append((tensor,))
-            elif values is not None and text.spans:
+            elif values is not None:
                 entry["data"] = _LATER
                 later.append((values,))
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
 import msgspec
+from msgspec import Raw
 
 from gateway.codec.inference import (
     DEFAULT_LIMITS,
@@ -18,17 +19,16 @@ from gateway.codec.inference import (
     label_of,
     labelled,
 )
-from gateway.codec.json.brackets import MAX_TEXT_DEPTH
+from gateway.codec.json.arriving import STEP, ArrivingText, Reading
 from gateway.codec.json.members import HELD_PER_BYTE, STAND_IN, excerpt, restore_literals
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
-from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_utf8
-from gateway.codec.json.scanner import Scanner
+from gateway.codec.json.pieces import PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.json.sinks import SkipSink
 from gateway.codec.tensors.datatypes import count_text
 from gateway.codec.v2.declarations import declaration, name_of
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
 from gateway.codec.v2.ids import ABSENT
-from gateway.codec.v2.messages import Entry, Request, label_of_entry, read_message, text_of
+from gateway.codec.v2.messages import ArrivingMessage, Entry, Request, label_of_entry, read_message, text_of
 from gateway.errors import CodecError, TooLargeError
 
 _PARAMETER_KEY = re.compile(rb'"binary_data(?:_size|_output)?"[ \t\r\n]{0,32}:')
@@ -38,11 +38,10 @@ _SEARCH_OVERLAP = 64  # no shorter than a key with its blanks
 _WORDS = (b"binary_data", b"\\")
 """What a piece of a body has in which `_KEY_OR_ESCAPE` may be; the first is in `_PARAMETER_KEY`."""
 
-_RAW = msgspec.json.Decoder(msgspec.Raw)
+_RAW = msgspec.json.Decoder(Raw)
 _TRAILING = re.compile(r"trailing characters \(byte ([0-9]+)\)")
 """What the decoder says of text behind a value: how many bytes it has read, the first one of that text included."""
 
-_DATA_OR_ESCAPE = re.compile(rb'"data"|\\u')
 _SIZE_DIGITS = 20
 _FLAGS = {b"true": True, b"false": False, b"null": None}
 _NULL = b"null"
@@ -62,8 +61,6 @@ class RequestText(msgspec.Struct, frozen=True):
     blobs: Cursor
     is_recovered: bool
     """Whether the header length had to be found (protocol section 6)."""
-    spans: list[memoryview]
-    """The texts of `data` that are not in *request*, where the index in this list stands in place of each text."""
     n_bytes: int
     """The length of the whole body."""
 
@@ -85,7 +82,7 @@ def read_request(
     """The request in *body*; yields where JSON data is passed by in pieces.
 
     *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *reserve* is asked
-    once, for the memory that the JSON takes when it is read, before that is done. *blobs* are those that are not in
+    for the memory that the JSON takes when it is read. *blobs* are those that are not in
     *body*, but in buffers of their own.
 
     *unjudged*: None is returned for JSON without a header length that does not use the extension, right or wrong
@@ -104,7 +101,7 @@ def read_request(
     else:
         unjudged = None
     try:
-        request, spans, n_bytes = yield from _request(body, header_length, limits, reserve)
+        request, n_bytes = yield from _request(body, header_length, limits, reserve)
     except CodecError as error:
         if header_length is not None and not isinstance(error, TooLargeError):
             raise CodecError(f"{error}{_length_hint(body, header_length, limits)}") from None
@@ -118,59 +115,61 @@ def read_request(
     if header_length is None:
         behind = _blobs_behind(request, behind, recover=recover)
         is_recovered = len(behind) > 0
-    return RequestText(request, Cursor(behind, *blobs), is_recovered, spans, len(body) + sum(map(len, blobs)))
+    return RequestText(request, Cursor(behind, *blobs), is_recovered, len(body) + sum(map(len, blobs)))
 
 
 def _request(
     body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve
-) -> Generator[None, None, tuple[Request, list[memoryview], int]]:
-    """The request, see `read_request`, the texts of `data` that were passed by, and where the JSON ends in *body*."""
+) -> Generator[None, None, tuple[Request, int]]:
+    """The request, see `read_request`, and where its JSON ends in *body*."""
     n_bytes = len(body) if header_length is None else header_length
     text = bytes(body[:n_bytes]) if n_bytes <= limits.max_header_bytes else b""
-    # data that is long, or nested too deep, is passed by
-    is_read_whole = b'"data"' not in text or (
-        len(text) <= SINGLE_PIECE_BYTES and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
-    )
-    if text and is_read_whole:
+    if text and (n_bytes <= SINGLE_PIECE_BYTES or b'"data"' not in text):
         reserve(n_bytes * HELD_PER_BYTE)
         reserve = reserve_nothing
         try:
             request = read_message(text, Request, limits.max_tensors)
         except CodecError:
-            if header_length is not None and not _DATA_OR_ESCAPE.search(text):
-                raise
-            # the scanner finds the end of the JSON, and passes by data that is none
+            pass  # something may follow the JSON, or `data` be none
         else:  # blanks behind the JSON may be a blob
-            return request, [], n_bytes if header_length is not None else len(text.rstrip(SPACE))
-    text, spans, n_bytes = yield from _split(body, header_length, limits, reserve)
-    return read_message(text, Request, limits.max_tensors), spans, n_bytes
+            return request, n_bytes if header_length is not None else len(text.rstrip(SPACE))
+    arriving = yield from _read_in_pieces(body, header_length, limits, reserve)
+    return arriving.message(), arriving.text.consumed if header_length is None else header_length
 
 
-def _split(
+def _read_in_pieces(
     body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve
-) -> Generator[None, None, tuple[bytes, list[memoryview], int]]:
-    """The JSON with numbers in place of each input's `data`, the text of each, and where the JSON ends in the body."""
+) -> Generator[None, None, ArrivingMessage]:
+    """The request at the front of *body*, read to its end; with a *header_length*, only blanks come behind it.
+
+    Raises `CodecError`.
+    """
+
+    def take_data(text: ArrivingText, entry: Entry) -> Reading[memoryview]:
+        yield from text.first()
+        start = text.consumed
+        yield from text.pour(SkipSink("the JSON of an input"))
+        data = body[start : text.consumed]
+        for _ in check_utf8(data, "the request's JSON"):
+            yield STEP
+        return data
+
+    arriving = ArrivingMessage(Request, limits, take_data, is_all=header_length is not None)
+    reading = arriving.read()
+    reserved = 0
     text = body[:header_length]
-    scanner = Scanner(
-        "inputs",
-        lambda entry: SkipSink("the JSON of an input"),
-        max_skeleton_bytes=limits.max_header_bytes,
-        max_entries=limits.max_tensors,
-    )
-    for start in range(0, len(text), PIECE_BYTES):
-        yield from scanner.feed(text[start : start + PIECE_BYTES])
-        if scanner.done and header_length is None:
+    for start in range(0, len(text) + 1, PIECE_BYTES):
+        arriving.text.add(text[start : start + PIECE_BYTES])
+        if start + PIECE_BYTES > len(text):
+            arriving.text.end()
+        for _ in arriving.go_on(reading):
+            held = arriving.header_bytes * HELD_PER_BYTE + arriving.data_bytes
+            reserve(held - reserved)
+            reserved = held
+            yield
+        if arriving.done and header_length is None:
             break
-    yield from scanner.finish()
-    if header_length is not None and scanner.trailing_bytes():
-        raise CodecError("malformed JSON: trailing characters")
-    spans = []
-    for start, end in scanner.spans:
-        yield from check_utf8(body[start:end], "the request's JSON")
-        first = NOT_SPACE.search(body, start, end)
-        spans.append(body[start if first is None else first.start() : end])
-    reserve(scanner.skeleton_bytes * HELD_PER_BYTE)
-    return scanner.skeleton, spans, scanner.consumed if header_length is None else header_length
+    return arriving
 
 
 def _length_hint(body: memoryview, header_length: int, limits: HeaderLimits) -> str:
@@ -276,7 +275,7 @@ def _check_names(inputs: list[Entry]) -> None:
         names.add(name)
 
 
-def source(entry: Entry, index: int, spans: list[memoryview]) -> memoryview | int | None:
+def source(entry: Entry, index: int) -> memoryview | int | None:
     """Where the values of the input *entry* are; takes `binary_data_size` out of it, and `data` that is null.
 
     The text of its data, the number of its bytes among the blobs, or None for shared memory. Raises `CodecError` for
@@ -286,7 +285,9 @@ def source(entry: Entry, index: int, spans: list[memoryview]) -> memoryview | in
     size = _binary_size(entry, index) if "binary_data_size" in parameters else None
     data = None
     if "data" in entry:
-        data = spans[int(bytes(entry["data"]))] if spans else memoryview(restore_literals(bytes(entry["data"])))
+        data = entry["data"]
+        if isinstance(data, Raw):
+            data = memoryview(restore_literals(bytes(data)))
         if len(data) < 64 and bytes(data).strip(SPACE) == _NULL:
             data = None
             del entry["data"]

@@ -8,57 +8,43 @@ from collections.abc import Generator
 
 import msgspec
 
-from gateway.codec.json.member_finder import MemberFinder
-from gateway.codec.v2.request_reading import contains
-
-MAX_STEPS = 8 * 1024
-"""How many steps a request's JSON is walked through for its sequence: about 128 MiB of numbers in flat or nested
-arrays, less of what has more brackets. A step takes at most about half a millisecond, usually a tenth."""
+from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits
+from gateway.codec.json.members import restore_literals
+from gateway.codec.v2.request_reading import contains, read_request
+from gateway.errors import CodecError
 
 MAX_ID_BYTES = 1024
 """The longest sequence id that is read, as JSON text; Triton allows 128 characters."""
 
 _WORDS = (b"sequence_id", b"\\u00")
-"""The name, and an escape that may hide it: where neither is, the walk through the JSON is spared."""
+"""The name, and an escape that may hide it: where neither is, reading the JSON is spared."""
 
-_VALUE = re.compile(rb'[ \t\r\n]*+(?:("(?:[^"\\]++|\\.)++")|(-?[1-9][0-9]*)(?=[ \t\r\n,}]))', re.DOTALL)
+_VALUE = re.compile(rb'(".*")|(-?[1-9][0-9]*)\Z', re.DOTALL)
 _STRING = msgspec.json.Decoder(str)
 
 
-def find_sequence_id(body: memoryview, header_length: int | None) -> Generator[None, None, str | None]:
+def find_sequence_id(
+    body: memoryview, header_length: int | None, limits: HeaderLimits = DEFAULT_LIMITS
+) -> Generator[None, None, str | None]:
     """The sequence id of the request in *body*; None if it has none. Yields after each step of work.
 
     *header_length* is the client's, None if it sent none: then the JSON ends where its first value ends. A number and
     a string of the same digits are the same id. 0, the empty string and null are none (as for Triton), and so are
-    values that are neither a string nor an integer, and what comes after `MAX_STEPS`. Of several the last counts.
-    Nothing is judged: in a broken body anything may be found.
+    values that are neither a string nor an integer. Nothing is judged: what cannot be read has none.
     """
-    text = body if header_length is None else body[:header_length]
-    if not (yield from contains(text, _WORDS)):
+    if not (yield from contains(body if header_length is None else body[:header_length], _WORDS)):
         return None
-    finder = MemberFinder("parameters", "sequence_id")
-    found: str | None = None
-    position = 0
-    for _ in range(MAX_STEPS):
-        taken = finder.step(text[position:])
-        if not taken:
-            break
-        position += taken
-        if finder.found:
-            found = _read(bytes(text[position : position + MAX_ID_BYTES]))
-        elif finder.depth == 0 and bytes(text[position - 1 : position]) == b"}":
-            break
-        yield
-    return found
-
-
-def _read(text: bytes) -> str | None:
-    value = _VALUE.match(text)
-    if value is None:
+    try:
+        text = yield from read_request(body, header_length, limits, recover=True)
+    except CodecError:
+        return None
+    assert text is not None  # it is judged
+    value = _VALUE.match(restore_literals(bytes((text.request.get("parameters") or {}).get("sequence_id", b""))))
+    if value is None or len(value[0]) > MAX_ID_BYTES:
         return None
     if value[2] is not None:
         return value[2].decode()
     try:
         return _STRING.decode(value[1]) or None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except msgspec.DecodeError:
         return None

@@ -21,15 +21,13 @@ from gateway.codec.json.members import (
     restore_literals,
 )
 from gateway.errors import CodecError
-from tests.codec.walk import Walked
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 def test_brackets_without_end_around_data_are_refused_when_they_are_parsed(opening: bytes) -> None:
     closing = b"]" if opening == b"[" else b"}"
-    walked = Walked(b'{"p":' + opening * 100_000 + b"1" + closing * 100_000 + b"}")
     with pytest.raises(CodecError, match="too deep"):
-        parse_object(walked.scanner.skeleton)
+        parse_object(b'{"p":' + opening * 100_000 + b"1" + closing * 100_000 + b"}")
 
 
 def test_objects_are_parsed_to_members_as_they_came_and_the_last_duplicate_wins() -> None:

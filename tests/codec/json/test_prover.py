@@ -6,12 +6,11 @@ import random
 import pytest
 
 from gateway.codec import OutputSelection
-from gateway.codec.json.members import parse_object
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.json.sinks import TextSink
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
-from tests.codec.walk import Walked, cut, one_output, only_blob, read_answer
+from tests.codec.walk import cut, one_output, only_blob, proved, read_answer
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ from tests.codec.walk import Walked, cut, one_output, only_blob, read_answer
 def test_checked_value_that_is_no_json_is_refused(data: bytes) -> None:
     for chunk_bytes in (None, 1):
         with pytest.raises(CodecError):
-            Walked(b'{"outputs":[{"data":%b}]}' % data, chunk_bytes)
+            proved(data, chunk_bytes)
 
 
 FILLER = b"1," * (PIECE_BYTES // 2 - 4)
@@ -51,29 +50,25 @@ FILLER = b"1," * (PIECE_BYTES // 2 - 4)
 def test_checked_value_is_refused_also_where_a_piece_is_cut(broken: bytes) -> None:
     for blanks in range(11):  # the piece ends at each byte of what is broken
         with pytest.raises(CodecError):
-            parse_object_of(Walked(b'{"outputs":[{"data":[' + FILLER + b" " * blanks + broken + b"}]}"))
-
-
-def parse_object_of(walked: Walked) -> None:
-    parse_object(walked.scanner.skeleton)
+            proved(b"[" + FILLER + b" " * blanks + broken)
 
 
 @pytest.mark.parametrize("shift", range(0, 44, 3))
 def test_checked_value_of_nested_objects_is_cut_anywhere_and_stays_whole(shift: int) -> None:
     data = b"[" + b" " * shift + b'{"k":[{"a":"x","b":[1,{}]}],"e":{}},' * 6000 + b"1]"
-    assert Walked(b'{"outputs":[{"data":%b}]}' % data).texts == [data]
+    assert proved(data) == data
 
 
 def test_long_string_full_of_brackets_and_commas_stays_whole() -> None:
     data = b'["' + b"x],y[," * (PIECE_BYTES // 4) + b'"]'
-    assert Walked(b'{"outputs":[{"data":%b}]}' % data).texts == [data]
+    assert proved(data) == data
 
 
 def test_short_strings_full_of_brackets_and_commas_stay_whole_wherever_a_piece_ends() -> None:
     strings = b",".join([b'"{[1,2],[3],4}"'] * (PIECE_BYTES // 8))
     for shift in range(16):
         data = b"[" + b" " * shift + strings + b"]"
-        assert Walked(b'{"outputs":[{"data":%b}]}' % data, 65536).texts == [data], shift
+        assert proved(data, 65536) == data, shift
 
 
 @pytest.mark.parametrize("n_bytes", [PIECE_BYTES - 30, PIECE_BYTES, 3 * PIECE_BYTES, 4 * 1024 * 1024])
@@ -81,7 +76,7 @@ def test_short_strings_full_of_brackets_and_commas_stay_whole_wherever_a_piece_e
 def test_long_strings_stay_whole(n_bytes: int, chunk_bytes: int | None) -> None:
     for unit in (b"x", b"\\n", b"\\\\"):
         data = b'["a", "%b"]' % (unit * (n_bytes // len(unit)))
-        assert Walked(b'{"outputs":[{"data":%b}]}' % data, chunk_bytes).texts == [data]
+        assert proved(data, chunk_bytes) == data
 
 
 LONG_BYTES = 2 * PIECE_BYTES + 100
@@ -103,7 +98,7 @@ LONG_BYTES = 2 * PIECE_BYTES + 100
 def test_strings_longer_than_a_piece_are_kept_as_they_came(data: bytes, unit: bytes) -> None:
     for shift in range(6):
         text = data.replace(b"%b", b"y" * shift + unit * (LONG_BYTES // len(unit)))
-        assert Walked(b'{"outputs":[{"data":%b}]}' % text, 100_000).texts == [text]
+        assert proved(text, 100_000) == text
 
 
 @pytest.mark.parametrize(
@@ -189,4 +184,4 @@ def test_lone_surrogate_in_a_long_string_is_refused_at_every_alignment(broken: b
 def test_piece_without_a_comma_is_refused_at_a_limit() -> None:
     data = b"[1" + b" " * (10 * PIECE_BYTES) + b"]"
     with pytest.raises(CodecError, match="bytes without a comma"):
-        Walked(b'{"outputs":[{"data":%b}]}' % data)
+        proved(data)

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.codec import HeaderLimits, InferAnswer, OutputSelection, run
 from gateway.codec.json.members import HELD_PER_BYTE
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError, TooLargeError
@@ -32,6 +33,9 @@ def outputs_of(reply: Reply) -> dict[str, Any]:
 def answer_of(*outputs: str, **top: Any) -> bytes:
     members = "".join(f"{json.dumps(key)}:{json.dumps(value)}," for key, value in top.items())
     return f'{{{members}"outputs":[{",".join(outputs)}]}}'.encode()
+
+
+LONG_DATA = "[" + "1," * 9000 + "1]"
 
 
 def output(name: str = "y", datatype: str = "INT8", shape: str = "[1]", data: str = "[1]", more: str = "") -> str:
@@ -202,8 +206,9 @@ def test_answer_that_is_not_what_it_should_be_is_refused(text: str) -> None:
         ('{"name":7,"datatype":"INT8","shape":[1],"data":[1]}', "output 0: name must be a string, got 7"),
         ('{"datatype":"INT8","shape":[1],"data":[1]}', "output 0: name must be a string, got none"),
         (output(more=',"parameters":5'), "must be an object"),
-        (output(more=',"shape":[2]'), "came twice and differ"),
-        (output(more=',"datatype":"INT16"'), "came twice and differ"),
+        (output(more=',"shape":[2]'), "output 'y'.*expected 2 elements, got 1"),
+        (output(data=LONG_DATA, shape="[9001]", more=',"shape":[2]'), "came twice and differ"),
+        (output(data=LONG_DATA, shape="[9001]", more=',"datatype":"INT16"'), "came twice and differ"),
     ],
 )
 def test_broken_output_is_refused_by_name(broken: str, words: str) -> None:
@@ -387,15 +392,17 @@ def test_what_is_held_is_what_is_filled_and_asking_for_it_is_cheap(monkeypatch: 
 
 
 def test_text_that_waits_for_its_datatype_is_held_until_it_is_read() -> None:
-    late = '{"data":[1,2,3,4],"name":"%s","datatype":"INT8","shape":[4]}'
+    data = "[" + "1," * 50_000 + "1]"
+    late = f'{{"data":{data},"name":"%s","datatype":"INT8","shape":[50001]}}'
     answer = InferAnswer(OutputSelection(True, {"a": True, "b": True}), model="m", request_id=b"", max_bytes=MAX_BYTES)
-    for chunk in cut(answer_of(late % "a", late % "b"), 20):
+    text = answer_of(late % "a", late % "b")
+    for chunk in cut(text, 1000):
         for _ in answer.feed(chunk):
             pass
-    header_bytes = len(answer_of(late % "a", late % "b")) - 2 * len("[1,2,3,4]") + 2 * len("0 ")
-    assert answer.held_bytes == 2 * len("[1,2,3,4]") + header_bytes * HELD_PER_BYTE
+    header_bytes = len(text) - 2 * len(data)
+    assert len(text) - PIECE_BYTES < answer.held_bytes <= 2 * len(data) + header_bytes * HELD_PER_BYTE
     run(answer.finish())
-    assert answer.held_bytes == 8 + header_bytes
+    assert answer.held_bytes == 2 * 50_001 + header_bytes
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])

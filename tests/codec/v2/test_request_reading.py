@@ -39,7 +39,7 @@ def test_inputs_say_where_their_values_are(padding: str) -> None:
         "input 'b'",
         "input 2",
     ]
-    size, data, shared = (source(entry, index, text.spans) for index, entry in enumerate(inputs))
+    size, data, shared = (source(entry, index) for index, entry in enumerate(inputs))
     assert size == 3
     assert isinstance(data, memoryview)
     assert bytes(data) == b"[1, [2]]"
