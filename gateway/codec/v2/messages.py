@@ -99,9 +99,7 @@ def read_message(text: bytes | dict[str, Any], kind: type[M], max_tensors: int) 
         if kind is Request and "parameters" in said:
             value = said["parameters"]
             said["parameters"] = _PARAMETERS.decode(value)
-        for section in sections:
-            if section not in said:
-                continue
+        for section in filter(said.__contains__, sections):
             index, value = -1, said[section]
             said[section] = entries = value if isinstance(value, list) else _ENTRIES.decode(value)
             if entries and len(entries) > max_tensors:
