@@ -22,7 +22,17 @@ from gateway.codec.inference import DEFAULT_LIMITS, MAX_NAME, HeaderLimits, Outp
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
 from gateway.codec.json.brackets import ARRAY, OBJECT
 from gateway.codec.json.member_finder import is_key
-from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, parse_object, parse_objects
+from gateway.codec.json.members import (
+    LISTS,
+    OBJECTS,
+    STAND_IN,
+    Members,
+    decoded,
+    excerpt,
+    parse_list,
+    parse_object,
+    restore_literals,
+)
 from gateway.codec.json.pieces import SPACE
 from gateway.codec.json.sinks import TextSink
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
@@ -35,8 +45,8 @@ WAITING_BYTES = 1024 * 1024
 Key = str | int
 """The name of a member, or the index of an item."""
 
-Columns = tuple[int, dict[str, list[bytes]]]
-"""Some short rows: how many, and the texts of each output in them."""
+Columns = tuple[int, dict[str, bytes]]
+"""Some short rows: how many, and the texts of each output in them, with commas between them."""
 
 _OBJECT = re.compile(rb'(\[?)[ \t\r\n]*+\{[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")?', re.DOTALL)
 """The beginning of an object, or of a list of objects (the bracket is group 1), up to the first name (group 2)."""
@@ -248,7 +258,7 @@ class Walk:
         def read_run(run: "Columns") -> "Reading[None]":
             self._n_rows += run[0]
             for name, output in self._columns.items():
-                yield from output.wait(b",".join(run[1][name]), WAITING_BYTES // len(self._columns))
+                yield from output.wait(run[1][name], WAITING_BYTES // len(self._columns))
 
         yield from read_items(text, parse, read_run, lambda: self._single_row(row, text))
         for output in self._columns.values():
@@ -261,28 +271,32 @@ class Walk:
         Raises `CodecError` for rows that are not all alike: which one it is, and what it has, is told where it is read
         alone.
         """
-        items: list[Any] = parse_lists(window) if row.code == ARRAY else parse_objects(window)
+        items: list[Any] = decoded(LISTS if row.code == ARRAY else OBJECTS, window)
         if row.code == ARRAY and not self.has_paths and {len(row.inside)} != set(map(len, items)):
             raise CodecError("a row of another length")
-        inside = row.inside
-        if row.has_names:
-            names = dict.fromkeys(chain(self._columns, *items))
-            if not self._n_rows and len(names) > len(items[0]):
-                raise CodecError("a row with more values")
-            inside = {name: Node("", name, outputs={name: ""}) for name in names if self._output(name, "") is not None}
-        columns: dict[str, list[bytes]] = {}
+        inside = self._named(items) if row.has_names else row.inside
+        columns: dict[str, bytes] = {}
         for key, inner in inside.items():
             if self._columns.keys().isdisjoint(inner.outputs):
                 continue
             try:
-                values = [item[key] for item in items]
+                texts = b",".join([item[key] for item in items])
             except LookupError:
                 raise CodecError("a row without a value") from None
-            if inner.output is not None:
-                columns[inner.output] = values
-            else:
-                columns.update(self._texts(inner, b"[%b]" % b",".join(values))[1])
+            if inner.output is None:
+                columns.update(self._texts(inner, b"[%b]" % texts)[1])
+                continue
+            columns[inner.output] = texts = restore_literals(texts)
+            if STAND_IN[1:] in texts:  # all but the bracket
+                raise CodecError("a literal in place of a list")
         return len(items), columns
+
+    def _named(self, items: list[Any]) -> dict[Step, Node]:
+        """The outputs in the rows *items*, each by its name. Raises `CodecError` as `_texts` does."""
+        names = dict.fromkeys(chain(self._columns, *items))
+        if STAND_IN.decode() in "".join(names) or (not self._n_rows and len(names) > len(items[0])):
+            raise CodecError("a name that is not as it came, or a row with more values")
+        return {name: Node("", name, outputs={name: ""}) for name in names if self._output(name, "") is not None}
 
     def _single_row(self, row: Node, text: Text) -> Reading[None]:
         """Read one row by itself."""

@@ -36,7 +36,7 @@ EXCERPT_CHARACTERS = 64
 OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 OBJECTS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
-_LISTS = msgspec.json.Decoder(list[list[msgspec.Raw]])
+LISTS = msgspec.json.Decoder(list[list[msgspec.Raw]])
 _ANY = msgspec.json.Decoder(msgspec.Raw)
 
 STAND_IN = b"[1%014d" % secrets.randbelow(10**14)
@@ -54,11 +54,6 @@ def parse_object(text: bytes) -> Members:
     Raises `CodecError` if it is not JSON, not UTF-8, not an object, or nested too deep to be read.
     """
     return restore_members(decoded(OBJECT, text))
-
-
-def parse_objects(text: bytes) -> list[Members]:
-    """The members of each object in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
-    return [restore_members(item) for item in decoded(OBJECTS, text)]
 
 
 def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
@@ -79,11 +74,6 @@ def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
 def parse_list(text: bytes) -> list[bytes]:
     """The text of each value in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
     return [restore_literals(bytes(value)) for value in decoded(_LIST, text)]
-
-
-def parse_lists(text: bytes) -> list[list[bytes]]:
-    """The texts of the values in each array in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
-    return [[restore_literals(bytes(value)) for value in item] for item in decoded(_LISTS, text)]
 
 
 def check_json(text: bytes) -> None:

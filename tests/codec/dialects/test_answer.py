@@ -164,6 +164,11 @@ FORMS += [
         described(a="FP32", b="INT8"),
         {"a": ("FP32", [2], fp32(1, 2)), "b": ("INT8", [2, 1], b"\1\2")},
     ),
+    (
+        '{"predictions": [{"NaN": NaN, "x NaN": 1}, {"x NaN": 2, "NaN": 3}]}',
+        described(**{"NaN": "FP32", "x NaN": "INT8"}),
+        {"NaN": ("FP32", [2], fp32(math.nan, 3)), "x NaN": ("INT8", [2], b"\1\2")},
+    ),
     ('{"predictions": "text"}', described(y="BYTES"), {"y": ("BYTES", [], b"\4\0\0\0text")}),
     ('{"predictions": [[0.10000000149011612, NaN]]}', Y, {"y": ("FP32", [1, 2], fp32(0.1, math.nan))}),
     ('{"predictions": []}', described(y="BYTES"), {"y": ("BYTES", [0], b"")}),

@@ -165,7 +165,7 @@ def test_nothing_of_a_finished_or_an_abandoned_answer_waits_for_the_garbage_coll
         (b'{"outputs":[%b]}' % b",".join([b"[%b1]" % (b"1," * 2100)] * 1000), {f"o{n}": "INT8" for n in range(1000)}),
         (b'{"outputs":[%b]}' % b",".join([b"1"] * 1000), {f"o{n}": "INT8" for n in range(1000)}),
         (b'{"predictions":[%b[1,nul]]}' % (b"[1,2]," * 1000), {"o0": "INT8", "y": "FP32"}),
-        (b'{"predictions":[%b]}' % b",".join([b'{"y":1}'] * 20_000), {"y": "FP32"}),
+        (b'{"predictions":[%b]}' % b",".join([b'{"y":1}'] * 60_000), {"y": "FP32"}),
         (b'{"predictions":[%b]}' % b",".join([b'{"y":NaN}'] * 20_000), {"y": "FP32"}),
         (b'{"predictions":[%b]}' % b",".join([b"{}"] * 60_000), {"y": "FP32"}),
         (

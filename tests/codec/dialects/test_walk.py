@@ -202,6 +202,8 @@ def test_of_two_members_with_one_name_nothing_of_the_first_is_left(path: str, la
         ('{"r": [{"y": 1}, "no"]}', "$.r[*].y", r'row 1: nothing at \$.r\[\*\].y; \$.r\[\*\] is "no"'),
         ('{"r": [[1], []]}', "$.r[*][0]", r"row 1: nothing at \$.r\[\*\]\[0\]; \$.r\[\*\] is a list of 0"),
         ('{"r": [{"y": 1}, {"y": [1]}]}', "$.r[*].y", "'y'.*"),
+        ('{"r": [[1], NaN]}', "$.r[*][0]", r"row 1: nothing at \$.r\[\*\]\[0\]; \$.r\[\*\] is NaN"),
+        ('{"r": [{"a": [1]}, {"a": NaN}]}', "$.r[*].a[0]", r"row 1: nothing at .*; \$.r\[\*\].a is NaN"),
         ('{"y": "text"}', "$.y", r"output 'y' \(FP32, at \$.y\): element 0: expected FP32, got a string$"),
         ('{"r": [[1, true]]}', "$.r[*][1]", r"output 'y' \(FP32, at \$.r\[\*\]\[1\]\): .*expected FP32, got true$"),
         ('{"y": [[1, 2], [3]]}', "$.y", r"output 'y' \(FP32, at \$.y\): .*ragged"),

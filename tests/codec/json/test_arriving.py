@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 
 from gateway.codec.json.arriving import MORE, RUN_BYTES, STEP, ArrivingText, Reading, read_items, read_members
-from gateway.codec.json.members import MAX_NAME_BYTES, Members, parse_objects
+from gateway.codec.json.members import MAX_NAME_BYTES, OBJECTS, Members, decoded, restore_members
 from gateway.codec.json.sinks import TextSink
 from gateway.errors import CodecError
 from tests.codec.walk import cut
 
 LONG = f'"{"x" * RUN_BYTES}"'
+
+
+def parse_objects(text: bytes) -> list[Members]:
+    return [restore_members(item) for item in decoded(OBJECTS, text)]
 
 
 class Found:
