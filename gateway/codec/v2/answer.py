@@ -114,6 +114,15 @@ def _form_of(entry: Entry, index: int, declared: Mapping[str, str], max_bytes: i
     return form
 
 
+def _kept(data: _Value | Raw, name: str) -> list[bytes]:
+    """The text of an output that stays JSON, whose *data* has arrived."""
+    if isinstance(data, Raw):
+        return [restore_literals(bytes(data))]
+    if not data.text:
+        raise CodecError(f"{label_of('output', name)}: its name came twice and differs")
+    return data.text
+
+
 def _sink_for(form: Declaration) -> NumberSink | BytesSink:
     _, datatype, shape = form
     label = labelled("output", *form)
@@ -244,11 +253,8 @@ class InferAnswer:
                     yield
                 binary.append((yield from self._binary(entry, index, parameters)))
             elif self._arriving is not None:
-                data, entry["data"] = entry["data"], _LATER
-                text = data.text if isinstance(data, _Value) else [restore_literals(bytes(data))]
-                if not text:
-                    raise CodecError(f"{label_of('output', name)}: its name came twice and differs")
-                later.append(text)
+                later.append(_kept(entry["data"], name))
+                entry["data"] = _LATER
             if parameters:
                 entry["parameters"] = parameters
             else:  # protocol 4.4

@@ -165,7 +165,7 @@ class ArrivingMessage:
 
     @property
     def header_bytes(self) -> int:
-        """How much JSON beside data has been read."""
+        """How much JSON beside data has been read; a section of less than `RUN_BYTES` counts with its data."""
         return self.text.consumed - self.text.poured - self.data_bytes
 
     def message(self) -> Any:

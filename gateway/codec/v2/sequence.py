@@ -6,10 +6,11 @@ It chooses the endpoint that gets the request, also of JSON that nobody judges (
 import re
 from collections.abc import Generator
 
-import msgspec
+from msgspec import Raw
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits
 from gateway.codec.json.members import restore_literals
+from gateway.codec.v2.messages import text_of
 from gateway.codec.v2.request_reading import contains, read_request
 from gateway.errors import CodecError
 
@@ -19,8 +20,7 @@ MAX_ID_BYTES = 1024
 _WORDS = (b"sequence_id", b"\\u00")
 """The name, and an escape that may hide it: where neither is, reading the JSON is spared."""
 
-_VALUE = re.compile(rb'(".*")|(-?[1-9][0-9]*)\Z', re.DOTALL)
-_STRING = msgspec.json.Decoder(str)
+_INTEGER = re.compile(rb"-?[1-9][0-9]*")
 
 
 def find_sequence_id(
@@ -39,12 +39,7 @@ def find_sequence_id(
     except CodecError:
         return None
     assert text is not None  # it is judged
-    value = _VALUE.match(restore_literals(bytes((text.request.get("parameters") or {}).get("sequence_id", b""))))
-    if value is None or len(value[0]) > MAX_ID_BYTES:
+    value = restore_literals(bytes((text.request.get("parameters") or {}).get("sequence_id", b"")))
+    if len(value) > MAX_ID_BYTES:
         return None
-    if value[2] is not None:
-        return value[2].decode()
-    try:
-        return _STRING.decode(value[1]) or None
-    except msgspec.DecodeError:
-        return None
+    return value.decode() if _INTEGER.fullmatch(value) else text_of(Raw(value)) or None

@@ -604,3 +604,21 @@ def test_members_keep_their_order() -> None:
         b'{"outputs":[{"data":[1],"own":1,"shape":[1],"datatype":"INT8","parameters":{"a":1},"name":"y"}],"own":2,'
         b'"id":"a","parameters":{},"model_name":"m"}'
     )
+
+
+@pytest.mark.rule("1.6")
+@pytest.mark.parametrize("selection", [OutputSelection(), OutputSelection(True)])
+def test_of_long_data_that_comes_twice_the_last_counts(selection: OutputSelection) -> None:
+    late = f',"data":{LONG_DATA.replace("1", "2")}'
+    for more in (late, late * 2):
+        text = answer_of(output(data=LONG_DATA, shape="[9001]", more=more))
+        answer = InferAnswer(selection, model="m", request_id=b"", max_bytes=MAX_BYTES)
+        for chunk in cut(text, 4096):
+            for _ in answer.feed(chunk):
+                pass
+        reply = run(answer.finish())
+        if selection.binary_by_default:
+            assert b"".join(reply.blobs) == b"\2" * 9001
+            assert answer.held_bytes < 9001 + 1000
+        else:
+            assert json.loads(b"".join(reply.header))["outputs"][0]["data"] == [2] * 9001

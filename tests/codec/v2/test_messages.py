@@ -531,13 +531,13 @@ def test_deep_json_data_is_the_backends_business() -> None:
         backend_json(header(500, 498))
 
 
-@pytest.mark.parametrize("data", [b"[1]]", b"[1", b'["]', b"]"])
+@pytest.mark.parametrize("data", [b"[1]]", b"[1", b'["]', b"]", b"", b"1" * 100_000])
 def test_unbalanced_json_data_cannot_move_the_end_of_its_input(data: bytes) -> None:
     with pytest.raises(CodecError):
         backend_json(b'{"inputs":[{"name":"x","data":%b,"shape":[1]}]}' % data)
 
 
-@pytest.mark.parametrize("data", [b"[1}", b"{]", b"[1,,2]", b"[tru]", b'{"a"}'])
+@pytest.mark.parametrize("data", [b"[1}", b"{]", b"[1,,2]", b"[tru]", b'{"a"}', b"tru"])
 def test_json_data_that_is_none_stays_none_at_its_place(data: bytes) -> None:
     header = b'{"inputs":[{"name":"x","data":%b,"shape":[1]}]}' % data
     assert backend_json(header) == header
