@@ -94,10 +94,11 @@ def test_memory_is_the_tensors_and_a_bounded_text(text: bytes, names: dict[str, 
     answer = answer_for(described(names), text)
     tracemalloc.start()
     try:
-        most_waiting = 0
+        most_waiting = most_held = 0
         for chunk in chunks:
             for _ in answer.feed(chunk):
                 pass
+            most_held = max(most_held, answer.held_bytes)
             most_waiting = max(most_waiting, sum(len(output.waiting) for output in answer._walk.found.values()))
         reply = run(answer.finish())
         _, peak_bytes = tracemalloc.get_traced_memory()
@@ -106,6 +107,7 @@ def test_memory_is_the_tensors_and_a_bounded_text(text: bytes, names: dict[str, 
     tensor_bytes = sum(map(len, reply.blobs))
     assert most_waiting <= WAITING_BYTES + 1000 * RUN_BYTES
     assert answer.held_bytes == tensor_bytes
+    assert most_held < 1.3 * tensor_bytes + WAITING_BYTES + 1000 * RUN_BYTES
     assert peak_bytes < 1.3 * tensor_bytes + 2 * WAITING_BYTES + len(names) * 2500
 
 
