@@ -227,6 +227,7 @@ DESCRIPTIONS = [
     ModelDescription(
         outputs=tuple(TensorDescription(name, DATATYPES[datatype]) for name, datatype in outputs.items()),
         has_output_order=True,
+        is_complete=True,
     )
     for outputs in ({"y": "FP32"}, {"y": "INT64", "s": "BYTES"}, {"y": "BYTES"}, {"y": "FP64", "b64": "UINT8"})
 ]
