@@ -262,7 +262,7 @@ async def test_bad_inputs_are_refused_by_name(
         ({"inputs": [], "outputs": [{"name": "y", "parameters": {"binary_data": "yes"}}]}, "binary_data"),
         ({"input": []}, "no `inputs` array"),
         ({"inputs": {}}, "`inputs` must be an array"),
-        ([], "got `array`"),
+        ([], "got '[]'"),
     ],
 )
 async def test_bad_headers_are_refused(client: Client, server: JsonServer, header: Any, words: str) -> None:
