@@ -154,7 +154,8 @@ class ArrivingMessage:
         self.done = False
         """Whether the message has ended."""
         self.data_bytes = 0
-        """How much of the text is short data, which is kept."""
+        """How much memory short data takes, which is kept."""
+        self._short_bytes = 0  # how much of the text that is; stand-ins for literals are longer than these
         self._said: dict[str, Any] = {}
         self._entries: list[Any] = []  # of the section, if that is long
         self._kind = kind
@@ -166,7 +167,7 @@ class ArrivingMessage:
     @property
     def header_bytes(self) -> int:
         """How much JSON beside data has been read; a section of less than `RUN_BYTES` counts with its data."""
-        return self.text.consumed - self.text.poured - self.data_bytes
+        return self.text.consumed - self.text.poured - self._short_bytes
 
     def message(self) -> Any:
         """The message, when it is `done`. Raises `CodecError` as `read_message` does."""
@@ -212,7 +213,9 @@ class ArrivingMessage:
 
     def _step(self, kept: list[Any]) -> Reading[None]:
         """End a step that has *kept* what entries say."""
-        self.data_bytes += sum([len(memoryview(entry["data"])) for entry in kept if "data" in entry])
+        texts = [bytes(entry["data"]) for entry in kept if "data" in entry]
+        self.data_bytes += sum(map(len, texts))
+        self._short_bytes += sum(map(len, map(restore_literals, texts)))
         if len(self._entries) > self._limits.max_tensors:
             raise _too_many(self._section, self._limits.max_tensors)
         yield STEP
@@ -236,6 +239,7 @@ class ArrivingMessage:
             raise CodecError(f"`{self._section}` must be an array of objects")
         entry: Any = {}
         self._entries.append(entry)
+        yield from self._step([])
 
         def read_long(name: str) -> Reading[None]:
             entry[name] = yield from self._take_data(self.text, entry) if name == "data" else self._value(name)

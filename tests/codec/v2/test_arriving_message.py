@@ -154,6 +154,14 @@ def test_more_entries_than_allowed_are_refused_while_they_are_read(entries: byte
         assert Read(text, limits=HeaderLimits(1 << 20, max_tensors=5)).message is None
 
 
+def test_one_long_entry_too_many_ends_the_reading() -> None:
+    entries = b'{"data":[%b]},' % LONG * 6
+    with pytest.raises(CodecError, match="cut off"):
+        Read(b'{"outputs":[' + entries, limits=HeaderLimits(1 << 20, max_tensors=6))
+    with pytest.raises(CodecError, match=r"more than 5 entries in `outputs`.*`limits.tensors`"):
+        Read(b'{"outputs":[' + entries, limits=HeaderLimits(1 << 20, max_tensors=5))
+
+
 @pytest.mark.parametrize("entries", [b"[]", b"{},1", b"1", b"[%b]" % LONG, b'"data",{"x":"data"}'])
 def test_section_must_be_an_array_of_objects(entries: bytes) -> None:
     for text in (b'{"outputs":[%b]}', b'{"outputs":[{"data":[%b]},%%b]}' % LONG, b'{"x":NaN,"outputs":[%b]}'):
@@ -162,7 +170,7 @@ def test_section_must_be_an_array_of_objects(entries: bytes) -> None:
 
 
 def test_limit_counts_the_json_beside_the_data_and_names_what_to_set() -> None:
-    for data in (b"1," * 500, b"1," * 50_000):
+    for data in (b"1," * 500, b"NaN," * 200, b"1," * 50_000):
         text = b'{"outputs":[{"data":[%b1]},{"data":[%b1]}],"x":"%b"}' % (data, data, b"y" * 1000)
         Read(text, limits=HeaderLimits(1100))
         with pytest.raises(TooLargeError, match=r"longer than 1000 bytes.*`limits.header`"):
