@@ -6,6 +6,7 @@ Infinity and -Infinity are taken beside what JSON allows: many servers and clien
 Not here: documents that arrive in pieces (`arriving`), and what any member means.
 """
 
+import re
 import secrets
 from typing import TypeVar
 
@@ -42,6 +43,9 @@ _ANY = msgspec.json.Decoder(msgspec.Raw)
 STAND_IN = b"[1%014d" % secrets.randbelow(10**14)
 """What the stand-ins for literals begin with: a number that no sender can know, and so write."""
 
+_AT_BYTE = re.compile(r"(?<=\(byte )[0-9]+")
+"""Where in a text the words of an error say that it is wrong."""
+
 _STAND_IN_NAME = STAND_IN.decode()
 _STAND_INS = {
     literal: b"%b%d]" % (STAND_IN, index) for index, literal in enumerate((b"-Infinity", b"Infinity", b"NaN"))
@@ -61,13 +65,16 @@ def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
     try:
         if not text.isascii():
             text.decode()  # msgspec does not look into the strings of a Raw
-        return decoder.decode(protect_literals(text) if b"NaN" in text or b"Infinity" in text else text)
+        if b"NaN" in text or b"Infinity" in text:
+            text = protect_literals(text)
+        return decoder.decode(text)
     except UnicodeDecodeError as error:
         raise CodecError(f"JSON is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise CodecError("JSON is nested too deep to be read") from None
     except msgspec.DecodeError as error:
-        words = str(error).replace("JSON is malformed", "malformed JSON")
+        words = _AT_BYTE.sub(lambda at: str(len(restore_literals(text[: int(at[0])]))), str(error))
+        words = words.replace("JSON is malformed", "malformed JSON")
         raise CodecError(words.replace("Input data was truncated", "JSON is cut off")) from None
 
 

@@ -42,6 +42,9 @@ _RAW = msgspec.json.Decoder(Raw)
 _TRAILING = re.compile(r"trailing characters \(byte ([0-9]+)\)")
 """What the decoder says of text behind a value: how many bytes it has read, the first one of that text included."""
 
+_AS_LONG = {b"NaN": b"100", b"Infinity": b"10000000"}
+"""Numbers that take as many bytes as the literals, which the decoder does not know."""
+
 _SIZE_DIGITS = 20
 _FLAGS = {b"true": True, b"false": False, b"null": None}
 _NULL = b"null"
@@ -175,6 +178,8 @@ def _read_in_pieces(
 def _length_hint(body: memoryview, header_length: int, limits: HeaderLimits) -> str:
     """Where the JSON at the front of *body* ends, if it has an end and the client says another (protocol 1.7)."""
     text = bytes(body[: limits.max_header_bytes])
+    for literal, number in _AS_LONG.items():
+        text = text.replace(literal, number)
     try:
         _RAW.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:

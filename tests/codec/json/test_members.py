@@ -48,6 +48,7 @@ def test_values_of_arrays_are_the_texts_they_came_as() -> None:
         (b'{"a":"\xff"}', "not UTF-8"),
         (b'{"a":\xc3}', "not UTF-8"),
         (b"{} {}", "malformed"),
+        (b'{"a":[NaN],"-Infinity":NaN} 1', r"\(byte 29\)"),
         (b'{"\\ud800":1}', "malformed|cut off"),
         (b"", "cut off"),
         (b'{"a":' + b"[" * 100_000, "deep"),

@@ -1,6 +1,7 @@
 """Requests: framing, blobs and their values, and the JSON in pieces (protocol sections 1, 2, 3, 6, 10)."""
 
 import json
+import math
 import struct
 from typing import Any
 
@@ -73,7 +74,9 @@ def test_no_inputs_are_legal() -> None:
 
 
 @pytest.mark.rule("1.2", "1.7")
-@pytest.mark.parametrize("more", [{}, {"more": 1}, {"more": "é" * 10}, {"more": "x" * 20_000}])
+@pytest.mark.parametrize(
+    "more", [{}, {"more": 1}, {"more": "é" * 10}, {"more": "x" * 20_000}, {"more": [math.nan, -math.inf, "Infinity"]}]
+)
 @pytest.mark.parametrize("tensor", [entry(), {"name": "x", "datatype": "INT8", "shape": [1], "data": [1]}])
 def test_header_length_that_is_not_where_the_json_ends_is_refused_and_questioned(
     tensor: dict[str, Any], more: dict[str, Any]
