@@ -106,25 +106,33 @@ class Admission:
             self._decide(claim, slow, now_s)
 
     def _decide(self, claim: "Claim", slow: "_Slow", now_s: float) -> None:
-        """Grant or refuse *claim*, or let it wait on. There are four cases; `serve` may grant it in between."""
+        """Grant or refuse *claim*, or let it wait on. There are five cases; `serve` may grant it in between."""
         # when this look has ended its last upload, the room left is for bodies that are complete, not for uploads
         may_take = slow.n_left > 0 or claim.is_whole()
         while claim.is_granted is None:
             # 1. There is room.
             if may_take and claim.take():
                 self._settle(claim, True)
-            # 2. There would be room without the slow uploads: the slowest is ended, and the cases are tried again.
-            elif slow.uploads and slow.n_left and claim.fits(slow.n_bytes, slow.n_slots):
+            # 2. A slot of an upload that was ended in this look will be free soon: the claim waits for it.
+            elif slow.promised_slots and claim.fits(0, slow.promised_slots):
+                slow.promised_slots -= claim.n_slots
+                return
+            # 3. There would be room without the slow uploads: the slowest is ended, and the cases are tried again.
+            elif slow.uploads and slow.n_left and claim.fits(slow.n_bytes, slow.n_slots + slow.promised_slots):
                 self._end_slowest(slow, claim, now_s)
-            # 3. The claim's time is over, or there would be no room even without all uploads that may soon be slow.
-            elif now_s >= claim.until_s or not claim.fits(slow.soon_bytes, slow.soon_slots):
+            # 4. The claim's time is over, or there would be no room even without all uploads that may soon be slow.
+            elif now_s >= claim.until_s or not claim.fits(slow.soon_bytes, slow.soon_slots + slow.promised_slots):
                 self._settle(claim, False)
-            # 4. The claim waits on.
+            # 5. The claim waits on.
             else:
                 return
 
     def _end_slowest(self, slow: "_Slow", claim: "Claim", now_s: float) -> None:
-        """End the slowest upload if it holds bytes or a slot that *claim* lacks, and give back both."""
+        """End the slowest upload if it holds bytes or a slot that *claim* lacks.
+
+        The upload's bytes are given back at once. Its slot follows a few turns of the event loop later, when its
+        connection to a backend is free as well.
+        """
         held, own_bytes = slow.take_slowest(), claim.reservation.n_bytes
         upload, fail = held.upload, held.fail
         if held.n_bytes and not self.has_room(own_bytes, claim.n_bytes, 0):
@@ -135,8 +143,10 @@ class Admission:
             return
         assert upload is not None
         assert fail is not None
+        held.end_upload()
         fail(f"{upload.bytes_per_s(now_s):.0f} bytes a second in {upload.waited_s(now_s):.1f} s, and {reason}")
-        held.release()
+        held.hold(-held.n_bytes)
+        slow.promised_slots += held.n_slots
 
     def serve(self) -> None:
         """Grant waiting claims in their order as long as they fit; to be called when bytes or slots were given back."""
@@ -261,6 +271,8 @@ class _Slow:
 
     def __init__(self, uploads: Iterable[Reservation], now_s: float) -> None:
         self.n_bytes = self.n_slots = self.soon_bytes = self.soon_slots = 0
+        self.promised_slots = 0
+        """Slots of uploads that were ended; the uploads have not given them back yet."""
         self.n_left = ENDED_AT_ONCE
         slow = []
         for held in uploads:

@@ -198,6 +198,22 @@ async def test_slow_uploads_that_go_on_to_a_backend_give_their_slots_back(is_end
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize("backend", ["", "max_connections: 48"], ids=["by default", "as many as slots"])
+async def test_many_requests_at_once_find_connections_that_slow_uploads_gave_back(backend: str) -> None:
+    async with (
+        counting() as server,
+        running(server.url, LIMITS, backend) as gateway,
+        many_connections(gateway) as client,
+    ):
+        attack = Attack(client.url, RELAYED, 200_000, KIB, is_endless=False, at_once_bytes=70_000)
+        async with attacked(48, attack):
+            await asyncio.sleep(2.5)  # by then they are slow
+            body, headers = message(64)
+            replies = await asyncio.gather(*(client.infer(body, headers=headers) for _ in range(44)))
+            assert Counter(reply.status for reply in replies) == {200: 44}
+
+
+@pytest.mark.alone
 @pytest.mark.parametrize("at_once_bytes", [0, 100_000])
 async def test_slow_uploads_that_send_a_little_at_once_do_not_shut_others_out(
     server: JsonServer, at_once_bytes: int
