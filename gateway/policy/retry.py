@@ -1,7 +1,7 @@
 """Whether a failed attempt is followed by another, and when.
 
 Not here: which errors are failures (`ejection`), which endpoint gets the next attempt (`balancing`), and replacing a
-kept connection that had died, which is no attempt of its own (`backend.attempt`).
+kept connection that had died (`backend.calling`).
 """
 
 from collections import deque
