@@ -139,6 +139,11 @@ def test_one_mistake_does_not_bring_others_with_it(text: str, expected: list[str
     assert not found.warnings
 
 
+def test_a_route_without_any_backends_says_so() -> None:
+    *_, last = inspect_bytes(b"routes: [{name: r, backend: b}]", "f").texts()
+    assert last == "f:1: routes[0].backend: there is no such backend; there are none"
+
+
 def test_bytes_that_are_not_text_and_files_that_are_too_large_are_named(tmp_path: Path) -> None:
     assert inspect_bytes(b"a: 1\nb: \xff", "f").texts() == ["f:2: not UTF-8"]
     path = tmp_path / "large.yaml"

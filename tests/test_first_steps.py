@@ -49,7 +49,8 @@ def test_the_command_alone_prints_the_help_with_examples() -> None:
         (["serve", "--backend", ""], "--backend: expected a URL of scheme, host and port"),
         (
             ["serve", "tabs"],
-            "tensor-gateway: tabs:2: not YAML: while scanning for the next token, found character '\\t'",
+            "tensor-gateway: tabs:2: not YAML: while scanning for the next token, found character '\\t' "
+            "that cannot start any token (column 1)",
         ),
         (["serve", "there"], "tensor-gateway: there:1: expected keys and values"),
         (["serve", "broken"], "tensor-gateway: broken:3: not YAML: "),

@@ -186,8 +186,8 @@ def _no_backend(name: str, config: Config) -> str | None:
     """Where no backend is called *name*: which was probably meant, or else which backends there are."""
     if name in config.backends:
         return None
-    near = nearest(name, list(config.backends))
-    return f", did you mean `{shortened(near)}`?" if near else f"; there are {shortened(', '.join(config.backends))}"
+    near = nearest(name, known := list(config.backends))
+    return f", did you mean `{shortened(near)}`?" if near else f"; there are {shortened(', '.join(known)) or 'none'}"
 
 
 def _repeated_names(at: Place) -> dict[str, int]:

@@ -33,17 +33,16 @@ def compose(content: bytes) -> yaml.Node | None:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnreadableError(content.count(b"\n", 0, error.start) + 1, "not UTF-8") from None
-    line = 1
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        reason = f"{error.context}, {error.problem}" if error.context else str(error.problem)
-        if error.problem_mark is not None:
-            line = error.problem_mark.line + 1
+        mark: Any = error.problem_mark  # all that composing raises have one
+        context = f"{error.context}, " if error.context else ""
+        line, reason = mark.line + 1, f"{context}{error.problem} (column {mark.column + 1})"
     except yaml.reader.ReaderError as error:
         line, reason = text.count("\n", 0, error.position) + 1, error.reason
     except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF", which stands for no character
-        reason = f"invalid value: {error}"
+        line, reason = 1, f"invalid value: {error}"
     raise UnreadableError(line, f"not YAML: {shortened(reason)}")
 
 
