@@ -54,7 +54,7 @@ _LATER, _NULL = Raw(LATER), Raw(b"null")
 
 
 class Place:
-    """Where something of a request stands in what is JSON otherwise."""
+    """A place in the JSON of a body that a part of the request fills."""
 
     __slots__ = ("item", "name", "operation")
 
@@ -79,7 +79,7 @@ class Body:
         self._found: set[str] = set()
         self._in_rows: set[str] | None = None  # the inputs in the `$each` that is being read, if one is
         self.template = self._read(value, "", 1)
-        """JSON with a `Place` wherever something of a request stands."""
+        """The body as JSON, with a `Place` for each part of a request in it."""
         for name in inputs:
             if name not in self._found:
                 hint = f"; `${name}` is the request's own, so call it something else" if f"${name}" in _OWN else ""
@@ -164,7 +164,7 @@ def by_name(inputs: Sequence[Tensor]) -> dict[str, Place]:
 
 
 def in_rows(inputs: Sequence[Tensor]) -> Place:
-    """A list of such objects, one for each row; of only one input the rows themselves."""
+    """A list of objects, one for each row of *inputs*; of an only input the rows themselves."""
     return Place("", "$each", Place(inputs[0].name) if len(inputs) == 1 else by_name(inputs))
 
 
@@ -216,7 +216,7 @@ class WrittenRequest(PiecedJson):
         return chain.from_iterable([(part,) if isinstance(part, bytes) else part.pieces() for part in self._segments])
 
     def _filled(self, template: Any, rows_of: list[Tensor] | None) -> "list[Segment]":
-        """The JSON of *template*, in each row of inputs that are added to *rows_of*, or else of the whole ones."""
+        """The JSON of *template* for whole inputs, or for their rows, if *rows_of* is a list: they are added to it."""
         there: list[Segment] = []
         prints_few = self._is_small and rows_of is None
 

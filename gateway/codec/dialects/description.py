@@ -77,7 +77,7 @@ class ModelDescription(msgspec.Struct, frozen=True, dict=True):
     can say that: servers that describe a model do so in any order."""
     template: Template | None = None
     is_complete: bool = False
-    """Whether it names all inputs and outputs: a server or a template says it."""
+    """Whether all inputs and outputs are named, which only a server or a template can say."""
     fault: str = ""
     """Why the server's own description of the model cannot be used; empty if it can."""
 
@@ -93,7 +93,7 @@ class ModelDescription(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def nameless_input(self) -> TensorDescription | None:
-        """Its only input, if that has no name."""
+        """The model's only input, if that input has no name."""
         return self.inputs[0] if len(self.inputs) == 1 and not self.inputs[0].name else None
 
     def input_called(self, name: str) -> TensorDescription | None:

@@ -31,7 +31,7 @@ class MLflow(Dialect):
     live_path = "/ping"
 
     def paths(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> Paths:
-        """The same for every model: there is one, and it is ready when the server is."""
+        """The same paths for every model: a server has one model, which is ready when the server is."""
         return Paths("/invocations", self.live_path) if version is None else Paths()
 
     def body(self, request: DialectRequest, description: ModelDescription) -> Any:

@@ -18,7 +18,7 @@ from gateway.codec.values import SHORT_BYTES, Value, short_value
 from gateway.errors import CodecError
 
 Text = bytes | ArrivingText
-"""The JSON of a value: all of it if it is short, when a parser has read it already, or from where it comes next."""
+"""The JSON of a value: of a short one its bytes, which a parser has proved; of a long one the text that it comes in."""
 
 JOINED_BYTES = 1024 * 1024
 """Up to how many bytes values are joined, so that millions of rows are few buffers; growing may copy them all."""
@@ -59,7 +59,7 @@ class Output:
 
     @property
     def label(self) -> str:
-        """How errors call it."""
+        """The output, as errors name it."""
         return f"{label_of('output', self.name)} ({self.datatype.name}{f', at {self._path}' if self._path else ''})"
 
     @property

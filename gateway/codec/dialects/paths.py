@@ -88,7 +88,7 @@ def tree_of(paths: Mapping[str, str]) -> Node:
 
 
 def node_at(path: str, ways: list[tuple[str, list[Step]]]) -> Node:
-    """What the *ways* of outputs, from *path* on, have in common. Raises `CodecError` as `tree_of` does."""
+    """The node at *path*, from which *ways* lead to outputs. Raises `CodecError` as `tree_of` does."""
     first = [steps[0] if steps else () for _, steps in ways]
     kinds = {type(step) for step in first}
     if len(ways) == 1 and first[0] in ((), None) and len(ways[0][1]) < 2:
@@ -125,7 +125,7 @@ def find(steps: Iterable[Step], value: Any) -> Any:
 
 
 def members_with_all(*names: str) -> Node:
-    """Of answers in which one of the members called *names* has all outputs, in a form that `answer` shows."""
+    """The tree of answers that have all outputs in one member, called as one of *names*; its value shows where."""
     return Node("$", code=OBJECT, inside={name: Node(f"$.{name}", has_outputs=True) for name in names})
 
 

@@ -54,7 +54,7 @@ class DialectRequest(msgspec.Struct, frozen=True):
     nonfinite: int
     """How many NaN and infinities are let through by policy."""
     in_json: Mapping[str, bool]
-    """The inputs whose values came as JSON: whether as strings in base64."""
+    """Whether the strings of an input are in base64, for each input whose values came as JSON."""
     octets: Mapping[str, CodecError]
     """The BYTES inputs that are not all text, each with the error that names the element."""
     policy: TensorPolicy

@@ -69,7 +69,7 @@ class TensorFlow(Dialect):
         return isinstance(error, str) and error != ""
 
     def paths(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> Paths:
-        """Those of the model or a version of it; KServe has none for the description."""
+        """The paths of the model, or of a version of it. KServe has no path for the description."""
         path = f"/v1/models/{quoted(model)}"
         if version is not None:
             path += f"/versions/{quoted(version)}"

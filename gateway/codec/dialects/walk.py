@@ -171,7 +171,7 @@ class Walk:
         return output
 
     def _node_of_all(self, path: str, beginning: bytes) -> Node:
-        """How the value at *path*, with this *beginning*, has all outputs. Raises `CodecError` if it does not show."""
+        """The tree of all outputs, in the value at *path*. Raises `CodecError` if its *beginning* shows none."""
         found = _OBJECT.match(beginning)
         has_elements = self.form.b64_objects and "b64" not in self.described  # such objects may be elements of BYTES
         if found is not None and not (has_elements and is_key(found[2] or b"", b'"b64"')):
@@ -217,7 +217,7 @@ class Walk:
             self._note(node, "" if node.code == OBJECT else f"is a list of {n_items}", there)
 
     def _entry(self, node: Node, key: Key, text: Text, there: dict[Key, None]) -> Reading[None]:
-        """Read the value of *key* in an object or a list; what may be named in errors gets *there*."""
+        """Read the value of *key* in an object or a list, and add a key that an error may name to *there*."""
         inner = Node("", str(key), outputs={str(key): ""}) if node.has_names else node.inside.get(key)
         if len(there) < MAX_NAMED or key in node.inside:
             there[key] = None
@@ -232,9 +232,9 @@ class Walk:
             yield from self._value(inner, text)
 
     def _note(self, node: Node, words: str, there: dict[Key, None] | None = None) -> None:
-        """Remember why outputs in *node* are not found, but for those behind what is *there*.
+        """Remember why outputs in *node* are not found, except outputs behind the members that are *there*.
 
-        It is because *node* is as *words* say, or because it has no other members than *there*.
+        The reason is *words*, which say what *node* is, or, if they are empty, that it has no members but *there*.
         """
         lost = [node] if there is None else [inner for key, inner in node.inside.items() if key not in there]
         for name, path in chain.from_iterable([inner.outputs.items() for inner in lost]):

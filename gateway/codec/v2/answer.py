@@ -50,7 +50,7 @@ class _Value(msgspec.Struct):
 
     sink: Sink
     form: Declaration | None = None
-    """What the answer says of the output, if it does so before `data`, which then becomes binary as it arrives."""
+    """The output's declaration, if it came before `data`: then `data` becomes binary as it arrives."""
     text: list[bytes] = []
     """The text of `data` that does not become binary as it arrives."""
 
@@ -73,7 +73,7 @@ class _Values:
         return sum([value.sink.held_bytes for value in self.opened])
 
     def take(self, text: ArrivingText, entry: Entry) -> Reading[_Value]:
-        """Read the `data` of an output, by what *entry* has said of the output so far. See `TakeData`."""
+        """Read the `data` of an output by the members before it, which are in *entry*. See `TakeData`."""
         name = text_of(entry.get("name"))
         earlier = entry.pop("data", None)
         if isinstance(earlier, _Value):  # the last counts (protocol 1.6)

@@ -67,16 +67,16 @@ class Answer(TypedDict, total=False):
 M = TypeVar("M", Request, Answer)
 
 TakeData = Callable[[ArrivingText, Entry], Reading[Any]]
-"""Reads the long `data` of an entry, which has said other things before: what stands for it in the entry."""
+"""Reads the long `data` of an entry, whose members before it are known; returns what the entry gets in its place."""
 
 LATER = b"\0"
-"""The `data` of an entry whose text is not known when the message is printed; no JSON has it."""
+"""Stands in a printed message for `data` whose text comes later. No JSON has this byte."""
 
 RUN_BYTES = 1024
-"""How much text of short members and entries is read together: at a long one, all of it is searched for nothing."""
+"""How much text of short members and entries is read together. A long one among them makes this search useless."""
 
 LIST_LATER = Raw(b"[%b]" % LATER)
-"""The same where only the inside of the array comes later."""
+"""Stands for `data` of which only the inside of the array comes later."""
 
 _SECTIONS: dict[type, tuple[str, ...]] = {Request: ("inputs", "outputs"), Answer: ("outputs",)}
 """The arrays of entries in each message, of which the first must be there."""
@@ -146,7 +146,7 @@ def printed(message: Mapping[str, Any], later: Sequence[Sequence[L]] = ()) -> li
 
 
 class ArrivingMessage:
-    """A message that is read while it arrives, each `data` that is long by what the caller gives."""
+    """A message that is read while it arrives. Long `data` is read by the function that the caller gives."""
 
     def __init__(self, kind: Any, limits: HeaderLimits, take_data: TakeData, *, is_all: bool = True) -> None:
         """*kind* is `Request` or `Answer`. *is_all*: only blanks may come behind it."""
@@ -154,7 +154,7 @@ class ArrivingMessage:
         self.done = False
         """Whether the message has ended."""
         self.data_bytes = 0
-        """How much memory short data takes, which is kept."""
+        """How much memory the short data takes, whose text is kept."""
         self._short_bytes = 0  # how much of the text that is; stand-ins for literals are longer than these
         self._said: dict[str, Any] = {}
         self._entries: list[Any] = []  # of the section, if that is long

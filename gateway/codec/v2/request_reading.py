@@ -36,11 +36,11 @@ _KEY_OR_ESCAPE = re.compile(_PARAMETER_KEY.pattern + rb"|\\u00")
 _SEARCH_BYTES = 256 * 1024
 _SEARCH_OVERLAP = 64  # no shorter than a key with its blanks
 _WORDS = (b"binary_data", b"\\")
-"""What a piece of a body has in which `_KEY_OR_ESCAPE` may be; the first is in `_PARAMETER_KEY`."""
+"""A piece of a body without these words cannot have `_KEY_OR_ESCAPE`. The first is a part of `_PARAMETER_KEY`."""
 
 _RAW = msgspec.json.Decoder(Raw)
 _TRAILING = re.compile(r"trailing characters \(byte ([0-9]+)\)")
-"""What the decoder says of text behind a value: how many bytes it has read, the first one of that text included."""
+"""The decoder's error for text behind a value. The number is that of the bytes read, the first behind it included."""
 
 _AS_LONG = {b"NaN": b"100", b"Infinity": b"10000000"}
 """Numbers that take as many bytes as the literals, which the decoder does not know."""
