@@ -263,6 +263,8 @@ class InferAnswer:
             if name not in names:  # protocol 4.5
                 raise CodecError(f"{label_of('output', name)} was requested, but the answer does not have it")
         answer["outputs"] = kept
+        if self._arriving is not None:
+            yield
         return Reply(long_pieces(printed(answer, later)), binary, self._nonfinite)
 
     def _binary(self, entry: Entry, index: int, parameters: Parameters) -> Generator[None, None, ReplyOutput]:

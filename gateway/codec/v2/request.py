@@ -104,6 +104,8 @@ class InferRequest(PiecedJson, msgspec.Struct):
             request["id"] = Raw(own_id)
         for key in policy.leave_out:
             request.pop(key, None)  # type: ignore[misc]
+        if not is_small:
+            yield
         segments = printed(request, later)
         small_json = b"".join(segments) if is_small else None  # type: ignore[arg-type]  # which has no tensors
         return InferRequest(

@@ -84,6 +84,12 @@ def test_wrong_value_is_shown_up_to_a_readable_length() -> None:
     assert excerpt("é".encode() * 500) == "é" * EXCERPT_CHARACTERS + "..."
 
 
+def test_wrong_value_is_shown_without_stand_ins() -> None:
+    for n_before in range(30):
+        text = b"x" * n_before + b"NaN" * 40_000
+        assert excerpt(protect_literals(text)) == text[:EXCERPT_CHARACTERS].decode() + "..."
+
+
 LITERAL_PARTS = ["NaN", "Infinity", "-Infinity", '"NaN"', '"a\\"NaN"', "1", "[NaN,", "xNaN", "NaNx", "-NaN", "é", '"']
 
 
@@ -92,6 +98,15 @@ def test_literals_are_restored_as_they_were(seed: int) -> None:
     dice = random.Random(seed)
     for _ in range(100):
         text = "".join(dice.choices([*LITERAL_PARTS, ",", " ", ":"], k=dice.randrange(40))).encode()
+        assert restore_literals(protect_literals(text)) == text
+
+
+@pytest.mark.parametrize("between", ["", "x", "-", "x" * 20_000, "x" * 100_000])
+def test_literals_of_long_texts_are_restored_as_they_were(between: str) -> None:
+    dice = random.Random(len(between))
+    for _ in range(20):
+        literals = dice.choices(["NaN", "Infinity", "-Infinity"], k=200_000 // (len(between) + 40))
+        text = between.join(literals).encode() + b"x" * dice.randrange(50_000)
         assert restore_literals(protect_literals(text)) == text
 
 
