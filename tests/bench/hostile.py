@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from tests.bench.client import Connection
 
-HEADER_BYTES = 1024 * 1024
+HEADER_BYTES = 128 * 1024
 """The default of `limits.header`."""
 
 MODEL = "repeated-fp32-0"
@@ -45,6 +45,8 @@ HEADERS = {
     "literals that are not JSON": _filled(
         b'{"parameters":{"a":[', lambda number: b"NaN", b']},"inputs":[' + _INPUT + b"]" + _END
     ),
+    "literals in an id": _filled(b'{"id":"', lambda number: b"NaN", b'","inputs":[' + _INPUT + b"]" + _END),
+    "literals in a name": _filled(b'{"inputs":[{"name":"', lambda number: b"NaN", b'",' + _INPUT[12:] + b"]" + _END),
     "empty inputs": _filled(b'{"inputs":[', lambda number: b"{}", b"]" + _END),
     "outputs": _filled(b'{"inputs":[' + _INPUT + b'],"outputs":[', lambda number: b'{"name":"%d"}' % number, b"]}"),
 }
