@@ -38,7 +38,7 @@ async def infer(call: Call) -> None:
     if call.match.destination.sticky == "sequence_id":
         body = await call.body.read()
         sequence_id = await call.exchange.request_codec.run(
-            find_sequence_id(body, framing.header_length, call.plan.header_limits)
+            find_sequence_id(body, framing.header_length, call.plan.header_limits, call.body.reserve)
         )
     call.choose(sequence_id)
     if call.backend.settings.binary != "never" and (await call.upstream.spoken()).binary:

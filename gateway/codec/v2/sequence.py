@@ -11,7 +11,7 @@ from msgspec import Raw
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits
 from gateway.codec.json.members import restore_literals
 from gateway.codec.v2.messages import text_of
-from gateway.codec.v2.request_reading import contains, read_request
+from gateway.codec.v2.request_reading import Reserve, contains, read_request, reserve_nothing
 from gateway.errors import CodecError
 
 MAX_ID_BYTES = 1024
@@ -24,18 +24,22 @@ _INTEGER = re.compile(rb"-?[1-9][0-9]*")
 
 
 def find_sequence_id(
-    body: memoryview, header_length: int | None, limits: HeaderLimits = DEFAULT_LIMITS
+    body: memoryview,
+    header_length: int | None,
+    limits: HeaderLimits = DEFAULT_LIMITS,
+    reserve: Reserve = reserve_nothing,
 ) -> Generator[None, None, str | None]:
     """The sequence id of the request in *body*; None if it has none. Yields after each step of work.
 
     *header_length* is the client's, None if it sent none: then the JSON ends where its first value ends. A number and
     a string of the same digits are the same id. 0, the empty string and null are none (as for Triton), and so are
-    values that are neither a string nor an integer. Nothing is judged: what cannot be read has none.
+    values that are neither a string nor an integer. Nothing is judged: what cannot be read has none. *reserve* is asked
+    as by `read_request`.
     """
     if not (yield from contains(body if header_length is None else body[:header_length], _WORDS)):
         return None
     try:
-        text = yield from read_request(body, header_length, limits, recover=True)
+        text = yield from read_request(body, header_length, limits, reserve, recover=True)
     except CodecError:
         return None
     assert text is not None  # it is judged

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import find_sequence_id, run
+from gateway.codec import HeaderLimits, find_sequence_id, run
+from gateway.codec.json.members import HELD_PER_BYTE
 
 pytestmark = pytest.mark.rule("8.4")
 
@@ -81,6 +82,15 @@ def test_what_is_no_json_has_no_id_and_is_not_judged(cut: int) -> None:
     assert found(text) is None
     assert found(b"\xff" + text[1:]) is None
     assert found(text[::-1]) is None
+
+
+@pytest.mark.parametrize("data", [[1], [1] * 100_000])
+def test_memory_that_reading_takes_is_reserved(data: list[int]) -> None:
+    members = {str(number): number for number in range(5000)}
+    body = json.dumps({"inputs": [{**INPUT, "data": data}], "parameters": {"sequence_id": 5, **members}}).encode()
+    reserved: list[int] = []
+    assert run(find_sequence_id(memoryview(body), None, HeaderLimits(), reserved.append)) == "5"
+    assert sum(reserved) > len(json.dumps(members)) * HELD_PER_BYTE
 
 
 def test_raw_requests_have_none() -> None:
