@@ -171,7 +171,7 @@ class Reservation:
     """Ends the upload; its argument says in words how fast the upload was, and why it is ended."""
 
     def __init__(self, admission: Admission) -> None:
-        """Of nothing."""
+        """A reservation that holds nothing yet, of *admission*."""
         self.admission = admission
 
     def take(self, n_bytes: int, n_slots: int = 0) -> bool:

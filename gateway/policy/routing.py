@@ -112,7 +112,7 @@ class Destination:
         self.sticky = next((stickies[name] for name in self.weights if stickies[name] != "none"), "none")
         """Which part of a request is its sticky key: `none`, `sequence_id` of inferences, or `header:NAME`."""
         self.sticky_header = self.sticky.lower().partition("header:")[2]
-        """The name of that header, in lower case; empty if no header is the key."""
+        """The name of the header that is the sticky key, in lower case; empty if no header is."""
         self._prefix = prefix = (rule.path_prefix or "").rstrip("/")
         # a prefix that is kept may itself be the beginning of a path of the protocol
         self._n_before = 0 if f"{prefix}/".startswith("/v2/") and not rule.strip_prefix else len(prefix)

@@ -226,7 +226,7 @@ class Foreign:
 async def _read_description(
     call: Call, dialect: Dialect, configured: ModelDescription, path: str, answer: Answer
 ) -> tuple[ModelDescription, int]:
-    """Read the *answer* of *path*, a model's description; how many bytes it takes to keep it comes second."""
+    """Read the *answer* of *path*: the model's description, and how many bytes of memory keeping it takes."""
     if answer.status >= 300:
         error = await call.backend_error(answer, hint=f" (GET {path}, the model's description)")
         if configured.outputs and is_undescribed(error):

@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
     decoder: Callable[[], Decoder]
     """Makes a decoder for the answer to one attempt."""
     refresh: Callable[[], Awaitable[None]] | None = None
-    """To be awaited before that, while the answer is there. Raises `GatewayError`."""
+    """Awaited when the answer has come, before `decoder` is called. Raises `GatewayError`."""
     other_decoder: Callable[[Answer], Awaitable[Decoder | None]] | None = None
     """Another decoder for an answer that the first one could not read; None where answers describe themselves."""
     target: str = ""

@@ -186,8 +186,8 @@ class WrittenRequest(PiecedJson):
     ) -> None:
         """*template* is JSON with a `Place` wherever something of *request* stands.
 
-        *strings* says how the elements of a tensor of BYTES become strings. *datatypes* are those as which numbers are
-        printed, by the names of the datatypes that they have. Raises `CodecError` for what the body cannot say.
+        *strings* says how elements of BYTES become strings. *datatypes* maps the name of a tensor's datatype to another
+        one, as which its numbers are printed. Raises `CodecError` for what the body cannot say.
         """
         self._request = request
         self._strings = strings

@@ -24,11 +24,11 @@ quoted = lru_cache(256)(partial(quote, safe=""))
 
 
 class Paths(NamedTuple):
-    """Where a server is asked for one model: raw paths, as they stand in a request; empty: nowhere."""
+    """The raw paths under which a server is asked for one model. An empty one: the server has no such path."""
 
     infer: str = ""
     ready: str = ""
-    """What tells whether the model is ready, see `is_ready`."""
+    """The path whose answer tells whether the model is ready, see `is_ready`."""
     description: str = ""
 
 
@@ -44,7 +44,7 @@ class Dialect:
     live_path = ""
     """What a server answers as long as it runs, see `is_live`; empty: the configuration's `health.path`."""
     datatypes: ClassVar[Mapping[str, Datatype]] = {}
-    """As which numbers are printed, by the names of the datatypes that they have; most as themselves."""
+    """By the name of a tensor's datatype, another as which its numbers are printed; most are printed as they are."""
     is_configured = True
     """Whether only models that the configuration describes can be asked."""
 

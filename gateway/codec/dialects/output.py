@@ -43,7 +43,7 @@ class Output:
         self.name = described.name
         self.datatype = datatype
         self.is_base64 = datatype.kind is Kind.BYTES and described.encoding == "base64"
-        """Whether its elements are strings of base64."""
+        """Whether the elements are strings of base64."""
         self.nonfinite = 0
         self.shape: tuple[int, ...] = (0,)
         self.waiting = bytearray()
@@ -51,7 +51,7 @@ class Output:
         self.blobs: list[memoryview | bytearray] = []
         """All values on the wire that have been read, in pieces."""
         self.n_bytes = 0
-        """Their size."""
+        """The size of `blobs`."""
         self._described = described
         self._path = path
         self._b64_objects = b64_objects
@@ -64,7 +64,7 @@ class Output:
 
     @property
     def held_bytes(self) -> int:
-        """What it takes so far."""
+        """The memory that the output takes so far."""
         return self.n_bytes + len(self.waiting) + (self._sink.held_bytes if self._sink is not None else 0)
 
     @property

@@ -133,7 +133,7 @@ class AnswerForm(msgspec.Struct, frozen=True):
     """Where the answers of a model have their outputs, and how they write BYTES."""
 
     tree: Node
-    """That of the outputs' paths, or one of members that have all outputs."""
+    """The tree of the outputs' paths, or that of members of which one has all outputs."""
     b64_objects: bool = False
     """Whether an element of BYTES may be written as `{"b64": "..."}`."""
     in_rows: bool = False

@@ -44,12 +44,12 @@ class DialectRequest(msgspec.Struct, frozen=True):
     """A request that has been proved right."""
 
     inputs: list[Tensor]
-    """All of them, in the order in which the client gave them."""
+    """All inputs, in the order in which the client gave them."""
     selection: OutputSelection
     id: bytes
     """The client's id as JSON text; empty if it sent none."""
     parameters: Members
-    """The request's own, without those of the extension."""
+    """The request's own parameters, without those of the binary extension."""
     header_recovered: bool
     nonfinite: int
     """How many NaN and infinities are let through by policy."""
@@ -121,9 +121,9 @@ class DialectRequest(msgspec.Struct, frozen=True):
 def _read_values(
     inputs: list[Tensor], in_json: Mapping[str, bool], policy: TensorPolicy, reserve: Reserve
 ) -> Generator[None, None, tuple[int, dict[str, CodecError]]]:
-    """Read the values of the *inputs* that are *in_json*, and check those of all. Raises `CodecError`.
+    """Read the values of the *inputs* that are *in_json*, and check the values of all. Raises `CodecError`.
 
-    Returns how many NaN and infinities they have, and which of them are not all text, with the error for each.
+    Returns how many NaN and infinities the inputs have, and the error for each input of BYTES that is not all text.
     """
     nonfinite = 0
     octets = {}
