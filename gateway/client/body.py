@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
+
 from gateway.client.request import ClientRequest
 from gateway.client.served import Served
 from gateway.codec import Coding, Framing, Inflater, parse_content_encoding, parse_framing
@@ -138,8 +140,10 @@ class ClientBody(Reservation):
             whole = connection.read_arrived()
             self._exchange.client_request_bytes = len(whole)
             body = memoryview(whole)
+        elif length is not None:
+            body = await self._read_sized(length)
         else:
-            body = await self._read_growing(coding, is_admitted=length is not None)
+            body = await self._read_growing(coding)
         if not self.n_slots:  # else it has come as a whole
             self.end_upload()
             await self.take_slot()
@@ -166,13 +170,23 @@ class ClientBody(Reservation):
             accepted = [("Accept-Encoding", "gzip, deflate")]
             raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, str(error), headers=accepted) from error
 
-    async def _read_growing(self, coding: Coding | None, *, is_admitted: bool) -> memoryview:
-        """Read a body as it arrives, and inflate it if it has a *coding*; its memory may be admitted already."""
+    async def _read_sized(self, n_bytes: int) -> memoryview:
+        """Read a body of *n_bytes*, which are admitted, as it arrives."""
+        # numpy asks for large pages: of a bytearray the kernel prepares one small page after the other, for 3 ms more
+        # of 10 MiB
+        body = np.empty(n_bytes, np.uint8).data
+        end = 0
+        async for chunk in self.limited_chunks():
+            body[end : end + len(chunk)] = chunk
+            end += len(chunk)
+        return body
+
+    async def _read_growing(self, coding: Coding | None) -> memoryview:
+        """Read a body as it arrives, admit each piece of it, and inflate it if it has a *coding*."""
         grown = bytearray()
         try:
             async for piece in self._pieces(None if coding is None else Inflater(coding, self._max_bytes)):
-                if not is_admitted:
-                    await self._take(len(piece), 0)
+                await self._take(len(piece), 0)
                 grown += piece
         except TooLargeError as error:
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, f"{error} (limits.request_body)") from error
