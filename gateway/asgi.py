@@ -37,7 +37,7 @@ from gateway.codec import (
 )
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed
 from gateway.headers import Headers
-from gateway.pacing import LOAD, Pacer
+from gateway.pacing import Pacer
 from gateway.policy.crossing import transcoded_to_client
 
 Scope = MutableMapping[str, Any]
@@ -101,11 +101,7 @@ class BinaryTensors:
         path = raw_path(scope) if scope["type"] == "http" else ""
         match = _INFER.fullmatch(path) if path else None
         if match is not None and scope["method"] == "POST":
-            LOAD.requests += 1
-            try:
-                await self._infer(scope, receive, send, match["model"])
-            finally:
-                LOAD.requests -= 1
+            await self._infer(scope, receive, send, match["model"])
         elif path and scope["method"] == "GET" and _SERVER.fullmatch(path):
             await self.app(_read_here(scope), receive, _ServerMetadata(send).take)
         else:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -11,29 +10,14 @@ import msgspec
 
 T = TypeVar("T")
 
-SLICE_S = 0.00025
-"""How long the codec may keep the event loop before other requests run.
+SLICE_S = 0.0005
+"""How long the codec may keep the event loop before other requests run. A turn of the loop costs 15 us.
 
 A small request needs a few turns of the loop. In each turn it waits for one slice at most, of one large request.
 """
 
-LONE_SLICE_S = 0.00075
-"""The slice of the only request in flight. It is longer since a turn of the loop costs 15 us; turns are 4 % of an
-image's time with this slice."""
-
 RESTED_S = 0.0002
 """After so long without codec work a request's slice begins anew: it has waited, and other requests have run."""
-
-
-@dataclass(slots=True)
-class Load:
-    """The load of this process, over all its event loops and gateways."""
-
-    requests: int = 0
-    """How many requests are in flight, small ones included; the code that serves them counts them here."""
-
-
-LOAD = Load()
 
 
 _turns: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKeyDictionary()
@@ -77,7 +61,7 @@ class Pacer(msgspec.Struct, gc=False):
             while True:
                 next(steps)
                 now_s = time.perf_counter()
-                if self._is_over(now_s):
+                if now_s - self._resumed_s > SLICE_S:
                     try:
                         await _next_turn()
                     finally:  # the wait is not the codec's time, also if it is cancelled
@@ -90,11 +74,6 @@ class Pacer(msgspec.Struct, gc=False):
             self.ended_s = time.perf_counter()
             self.seconds += self.ended_s - started_s
 
-    def _is_over(self, now_s: float) -> bool:
-        """Whether the slice is used up."""
-        worked_s = now_s - self._resumed_s
-        return worked_s > SLICE_S and (worked_s > LONE_SLICE_S or LOAD.requests != 1)
-
     async def next(self, pieces: Iterator[T]) -> T | None:
         """The next of *pieces*, None at the end."""
         started_s = time.perf_counter()
@@ -106,6 +85,6 @@ class Pacer(msgspec.Struct, gc=False):
 
     async def breathe(self) -> None:
         """Let other requests run, if the slice is used up."""
-        if self._is_over(time.perf_counter()):
+        if time.perf_counter() - self._resumed_s > SLICE_S:
             await _next_turn()
             self._resumed_s = time.perf_counter()

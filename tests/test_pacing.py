@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from gateway.pacing import LOAD, LONE_SLICE_S, SLICE_S, Pacer
+from gateway.pacing import SLICE_S, Pacer
 
 SLICES = 5
 
@@ -124,36 +124,3 @@ async def test_the_wait_of_one_that_is_cancelled_is_not_the_codecs_time(monkeypa
     with pytest.raises(asyncio.CancelledError):
         await running
     assert pacer.seconds == 2.0
-
-
-async def pieces_between_turns(monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many pieces of work, each a fifth longer than a slice, are done before others have their turn."""
-    now_s = 1.0
-    waits: list[int] = []
-    n_pieces = 0
-
-    async def count() -> None:
-        waits.append(n_pieces)
-
-    def steps() -> Generator[None, None, None]:
-        nonlocal now_s, n_pieces
-        while not waits:
-            now_s += 1.2 * SLICE_S
-            n_pieces += 1
-            yield
-
-    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
-    counting = asyncio.create_task(count())
-    await Pacer().run(steps())
-    await counting
-    return waits[0]
-
-
-async def test_the_only_request_in_flight_has_longer_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LOAD, "requests", 1)
-    assert await pieces_between_turns(monkeypatch) == int(LONE_SLICE_S / (1.2 * SLICE_S)) + 1
-
-
-async def test_slices_are_short_as_soon_as_there_is_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LOAD, "requests", 2)
-    assert await pieces_between_turns(monkeypatch) == 1

@@ -14,7 +14,6 @@ from gateway.client.request import ClientRequest, request_id
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Exchange
 from gateway.headers import Headers
-from gateway.pacing import LOAD
 from gateway.policy.admission import Admission
 from gateway.policy.clients import Clients
 from gateway.policy.routing import Match, PathKind
@@ -72,7 +71,6 @@ class Gateway:
             exchange.client = proxies.client_of(request.peer, request.headers.joined("x-forwarded-for"))
         call = Call(self, serving, request, exchange)
         self.in_flight += 1
-        LOAD.requests += 1
         try:
             try:
                 match = await self._admit(call)
@@ -94,7 +92,6 @@ class Gateway:
             await call.reply.error(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
         finally:
             self.in_flight -= 1
-            LOAD.requests -= 1
             call.body.release()
             if call.counted_for is not None:
                 self.clients.end(call.counted_for)
