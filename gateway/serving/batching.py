@@ -129,7 +129,6 @@ class Lane:
         finally:
             if member.has_left:
                 call.exchange.batch_rows = 0
-                self._take_out(member)
             self.leave(call)
 
     def leave(self, *calls: Call) -> None:
@@ -144,23 +143,17 @@ class Lane:
     def _add(self, member: Member) -> None:
         """Let *member* wait, and send the batches that go now because of it."""
         kind, max_rows = member.kind, self._limits.max_size
-        shares = [each.share for each in (*self._waiting.get(kind, ()), member)]
+        waiting = self._waiting.setdefault(kind, [])
+        waiting[:] = [each for each in waiting if not each.has_left]
+        shares = [each.share for each in (*waiting, member)]
         if sum(share.rows for share in shares) > max_rows or sum(share.n_bytes for share in shares) > BATCH_BYTES:
             self._send(kind)
-        waiting = self._waiting.setdefault(kind, [])
+            waiting = self._waiting[kind] = []
         waiting.append(member)
         if sum(each.share.rows for each in waiting) == max_rows:
             self._send(kind)
         elif len(waiting) == 1:
             asyncio.get_running_loop().call_later(self._limits.max_delay, self._send_in_time, kind, waiting)
-
-    def _take_out(self, member: Member) -> None:
-        """Take out *member*, whose client has left, if it still waits."""
-        waiting = self._waiting.get(member.kind, [])
-        if member in waiting:
-            waiting.remove(member)
-            if not waiting:
-                del self._waiting[member.kind]
 
     def _send_in_time(self, kind: Hashable, waiting: list[Member]) -> None:
         """Send *waiting*, requests of *kind*, whose first has waited long enough, unless they are sent already."""
