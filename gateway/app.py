@@ -19,8 +19,7 @@ from gateway import certificates
 from gateway.backend.tasks import Tasks
 from gateway.backend.upstream import Upstream
 from gateway.certificates import TlsContext
-from gateway.client.fronts import fronts, grpc_problems
-from gateway.client.listeners import ClientListener
+from gateway.client.listeners import addresses, grpc_problems, listeners
 from gateway.client.server import Server
 from gateway.config import Config, without_hidden_paths
 from gateway.config.tokens import token_problems
@@ -113,7 +112,7 @@ class DataPlane:
         self._trace_by(_tracing(config))
         tls = TlsContext.following(None, "tls", config.tls)
         self.server = Server(self.gateway.handle, config.limits, self.gateway.admission.hold_unread, tls=tls)
-        self._listeners: list[ClientListener] = []
+        self._listeners = listeners(self.server, config)
         self._beside = Tasks()
         # weak: a retired backend lives as long as its last request
         self._retired: weakref.WeakSet[Upstream] = weakref.WeakSet()
@@ -132,9 +131,8 @@ class DataPlane:
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
         """Listen, on *sockets* if a worker was given some. Raises `OSError` if an address cannot be used."""
         await asyncio.gather(*(upstream.start() for upstream in self._upstreams))
-        for (kind, address), bound in zip_longest(fronts(self.config), sockets):
-            self._listeners.append(ClientListener(self.server, kind))
-            await self._listeners[-1].open(address, bound)
+        for listener, address, bound in zip_longest(self._listeners, addresses(self.config), sockets):
+            await listener.open(address, bound)
         await self._expect()
         self._beside.begin(self._sample())
         self._beside.begin(certificates.watch(self._tls_contexts))

@@ -18,7 +18,7 @@ import orjson
 from aiohttp import web
 
 from gateway.backend.endpoints import Endpoint
-from gateway.client.fronts import has_grpc
+from gateway.client.listeners import has_grpc
 from gateway.config import Address, for_backend
 from gateway.doctor.asking import Asker
 from gateway.doctor.tensors import Tensor, binary_request, outputs_of

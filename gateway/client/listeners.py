@@ -1,4 +1,4 @@
-"""Sockets of listeners: binding, accepting, and their URLs."""
+"""Listeners for clients, of HTTP/1.1 and of gRPC: their sockets, accepting, and their URLs."""
 
 import asyncio
 import errno
@@ -7,12 +7,14 @@ import logging
 import os
 import socket
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 
 from gateway.client.connection import ClientConnection
 from gateway.client.peers import Connection
 from gateway.client.server import Server
-from gateway.config import Address
+from gateway.config import Address, Config
 from gateway.policy.quiet import OncePerInterval
 
 BACKLOG = 128
@@ -28,6 +30,35 @@ UNIX_MODE = 0o660
 """Who may connect to a `unix:` listener: the gateway's own user and group."""
 
 log = logging.getLogger("gateway")
+
+
+def grpc_problems(config: Config) -> Iterator[tuple[str, str]]:
+    """Why `grpc` cannot work: the path of the key, and the reason; nothing if it can."""
+    if config.grpc is not None and not has_grpc():
+        yield "grpc", "needs hpack and protobuf, which are not installed: pip install 'tensor-gateway[grpc]'"
+
+
+def has_grpc() -> bool:
+    """Whether the extra `grpc` is installed."""
+    try:
+        return all(map(find_spec, ("hpack", "google.protobuf")))
+    except ModuleNotFoundError:
+        return False
+
+
+def addresses(config: Config) -> list[Address]:
+    """The addresses of the listeners for clients: for HTTP/1.1, and for gRPC if it is configured."""
+    return [config.listen] if config.grpc is None else [config.listen, config.grpc]
+
+
+def listeners(server: Server, config: Config) -> "list[ClientListener]":
+    """The listeners at the `addresses`, not open yet; for gRPC its extra must be installed."""
+    found = [ClientListener(server)]
+    if config.grpc is not None:
+        from gateway.client.grpc.connection import GrpcConnection  # noqa: PLC0415  an extra
+
+        found.append(ClientListener(server, GrpcConnection))
+    return found
 
 
 class ClientListener:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.backend.questions import Answer
-from gateway.client.fronts import has_grpc
+from gateway.client.listeners import has_grpc
 from gateway.codec import Kind
 from gateway.doctor.asking import Asker, gateway
 from gateway.doctor.model import Model, Straight

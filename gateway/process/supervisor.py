@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from gateway.client import listeners
-from gateway.client.fronts import addresses
 from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
 from gateway.process.application import Application
@@ -134,7 +133,7 @@ class Supervisor(Application):
         self._ending.push_async_callback(self._end)
         scheme = "http" if self.config.tls is None else "https"
         urls = []
-        for address in addresses(self.config):
+        for address in listeners.addresses(self.config):
             holder = await listeners.reserve(address)
             url = listeners.url_of(address, 0 if address.is_unix else holder.getsockname()[1], scheme)
             self._reserved.append((address if address.is_unix else Address(url.partition("//")[2]), holder))

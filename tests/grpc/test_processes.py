@@ -12,7 +12,6 @@ import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from gateway.client import fronts
 from gateway.client.grpc.connection import GrpcConnection
 from gateway.config import parse
 from gateway.demo import JsonServer
@@ -153,6 +152,6 @@ async def test_envoy_before_it(server: JsonServer, tmp_path: Path) -> None:
 async def test_without_the_extra_the_key_is_an_error_that_says_what_to_install(
     server: JsonServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fronts, "find_spec", lambda name: None if name == "hpack" else sys)
+    monkeypatch.setattr("gateway.client.listeners.find_spec", lambda name: None if name == "hpack" else sys)
     with pytest.raises(ConfigError, match=r"grpc: needs hpack and protobuf.*pip install 'tensor-gateway\[grpc\]'"):
         await Application.start(parse(configuration(server)))
