@@ -89,7 +89,7 @@ class ClientConnection(Connection):
         """See `Connection`; one task serves all requests."""
         super().connection_made(transport)
         # the waiting task goes on at once, or with TLS in the next turn of the loop (see `waiting`)
-        self._wake = Waiter.wake if self.peer.scheme == "http" else Waiter.wake_soon
+        self._wake = Waiter.wake if self.scheme == "http" else Waiter.wake_soon
         self._task = self.owner.loop.create_task(self._serve())
 
     # What comes
@@ -132,7 +132,7 @@ class ClientConnection(Connection):
                     self._since_s = self.time()
             return
         head, behind = found
-        self._next = read_request(head, self.peer, request)
+        self._next = read_request(head, self.peer, self.scheme, request)
         self.state = _SERVING
         self._take_body(behind, request)
         if self._awaited is not None:
@@ -169,9 +169,8 @@ class ClientConnection(Connection):
         words = f"{error} (limits.head)" if status is not None and "bytes" in str(error) else str(error)
         fault = GatewayError(ErrorKind.MALFORMED_REQUEST, words, status=status)
         served.expect(Phase.UNTIL_END)
-        peer = self.peer
         self._next = ClientRequest(
-            UNKNOWN_METHOD, "", Headers(), "", peer.address, peer.scheme, (1, 1), None, True, served, fault
+            UNKNOWN_METHOD, "", Headers(), "", self.peer, self.scheme, (1, 1), None, True, served, fault
         )
         self.state = _SERVING
         wake_soon(self._awaited)
@@ -218,7 +217,7 @@ class ClientConnection(Connection):
         except asyncio.CancelledError:
             pass  # not raised again: the task ends here, and would keep the error, which holds the request
         except Exception:
-            log.exception("the connection of client %s failed", self.peer.address)
+            log.exception("the connection of client %s failed", self.peer)
         self._close()
 
     def _has_left(self) -> bool:

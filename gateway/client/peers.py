@@ -7,12 +7,12 @@ Not here: when connections are looked at (`server`), when a client is too slow (
 import asyncio
 import socket
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gateway.certificates import HTTP1
 from gateway.config import Limits
 from gateway.policy.crossing import UNIX_PEER
-from gateway.policy.slowness import Backlog
+from gateway.policy.slowness import Upload
 from gateway.sockets import reset_on_close, unacknowledged_bytes
 
 if TYPE_CHECKING:
@@ -20,26 +20,6 @@ if TYPE_CHECKING:
 
 UNCOUNTED_BYTES = 4 * 1024
 """A connection that holds no more than this is not counted: the head of an ordinary request, and a small body."""
-
-
-class Peer(NamedTuple):
-    """The other end of a connection."""
-
-    address: str
-    """The client's address, or `UNIX_PEER`."""
-    scheme: str
-    """`https` on a connection with TLS, else `http`."""
-
-    @classmethod
-    def of(cls, transport: asyncio.BaseTransport) -> "Peer":
-        """The peer of *transport*."""
-        peername = transport.get_extra_info("peername")
-        address = "unknown"
-        if isinstance(peername, tuple):
-            address = str(peername[0])
-        elif transport.get_extra_info("socket").family == socket.AF_UNIX:
-            address = UNIX_PEER
-        return cls(address, "http" if transport.get_extra_info("sslcontext") is None else "https")
 
 
 def client_left() -> ConnectionResetError:
@@ -60,7 +40,8 @@ class Outgoing(asyncio.Protocol):
         """Whether so much waits to be sent that nothing more should be written before `drain`."""
         self._has_room = asyncio.Event()  # awaited while it is behind
         self._is_lost = False
-        self._backlog: Backlog | None = None  # while the client is behind in reading
+        self._backlog: Upload | None = None  # of what is written, while the client is behind in reading
+        self._taken = 0  # how many bytes the client had taken at the last look, since the connection was opened
         self.cut_reason = ""
         """Why the gateway has cut the connection of a client that does not read; empty if it has not."""
         self.written_bytes = 0
@@ -117,9 +98,10 @@ class Outgoing(asyncio.Protocol):
         # acknowledged bytes count: the kernel may take nothing for seconds though the client reads all the time
         taken = self.written_bytes - unsent - unacknowledged_bytes(transport)
         if self._backlog is None:
-            self._backlog = Backlog(taken, now_s)
-            return False
-        words = self._backlog.find_slowness(taken, now_s, limit_s)
+            self._backlog, self._taken = Upload(), taken
+        self._backlog.go_on(taken - self._taken, now_s)
+        self._taken = taken
+        words = self._backlog.find_slowness(now_s, limit_s)
         if words is None:
             return False
         self.cut_reason = f"the client read its reply too slowly: {words} (limits.client_idle)"
@@ -140,7 +122,10 @@ class Connection(Outgoing, ABC):
         """Must be made on a running event loop."""
         super().__init__()
         self.owner = owner
-        self.peer = Peer("unknown", "http")
+        self.peer = "unknown"
+        """The client's address, or `UNIX_PEER`."""
+        self.scheme = "http"
+        """`https` on a connection with TLS, else `http`."""
         self.held_bytes = 0
         """How many unserved bytes the owner has counted for this connection; 0 for nearly all connections."""
 
@@ -148,7 +133,13 @@ class Connection(Outgoing, ABC):
         """See asyncio; with TLS this is called after the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.peer = Peer.of(transport)
+        peername = transport.get_extra_info("peername")
+        if isinstance(peername, tuple):
+            self.peer = str(peername[0])
+        elif transport.get_extra_info("socket").family == socket.AF_UNIX:
+            self.peer = UNIX_PEER
+        if transport.get_extra_info("sslcontext") is not None:
+            self.scheme = "https"
         self.owner.opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:

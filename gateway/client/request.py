@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from aiohttp.http import RawRequestMessage, RawResponseMessage
 
-from gateway.client.peers import Peer
 from gateway.client.served import Served
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
@@ -67,7 +66,9 @@ class ClientRequest(msgspec.Struct, eq=False):
     """When the client gives up, by the event loop's clock, if it says so."""
 
 
-def read_request(head: RawRequestMessage | RawResponseMessage, peer: Peer, connection: Served) -> ClientRequest:
+def read_request(
+    head: RawRequestMessage | RawResponseMessage, peer: str, scheme: str, connection: Served
+) -> ClientRequest:
     """The request that *head* begins.
 
     *connection* is told how the body ends, and whether another request may follow.
@@ -93,9 +94,7 @@ def read_request(head: RawRequestMessage | RawResponseMessage, peer: Peer, conne
         path = f"/{path.removeprefix('/')}"
     connection.expect(Phase.CHUNKED if head.chunked else Phase.SIZED, length or 0)
     has_body = not connection.has_arrived
-    return ClientRequest(
-        method, path, headers, host, peer.address, peer.scheme, version, length, has_body, connection, fault
-    )
+    return ClientRequest(method, path, headers, host, peer, scheme, version, length, has_body, connection, fault)
 
 
 def _length(given: str) -> int:

@@ -2,7 +2,16 @@
 
 import pytest
 
-from gateway.policy.slowness import MIN_BYTES_PER_S, Backlog, find_slowness
+from gateway.policy.slowness import MIN_BYTES_PER_S, Upload
+
+
+def slowness(n_bytes: int, waited_s: float, silent_s: float, limit_s: float) -> str | None:
+    """Why a client is too slow that has sent *n_bytes* in *waited_s*, and nothing in the last *silent_s*."""
+    upload = Upload()
+    upload.begin_waiting(0.0)
+    upload.go_on(n_bytes, waited_s - silent_s)
+    return upload.find_slowness(waited_s, limit_s)
+
 
 FLOOR = "less than 1024 a second after the first 60 s"
 
@@ -25,14 +34,14 @@ FLOOR = "less than 1024 a second after the first 60 s"
 def test_a_client_may_be_silent_for_the_limit_and_has_an_average_to_keep(
     n_bytes: int, waited_s: float, silent_s: float, words: str | None
 ) -> None:
-    assert find_slowness(n_bytes, waited_s, silent_s, 60.0) == words
+    assert slowness(n_bytes, waited_s, silent_s, 60.0) == words
 
 
 def test_no_body_takes_longer_than_its_length_at_the_floor_and_the_limit() -> None:
     n_bytes, limit_s = 1_000_000, 60.0
     longest_s = n_bytes / MIN_BYTES_PER_S + limit_s
-    assert find_slowness(n_bytes - 1, longest_s, 0.0, limit_s) is not None
-    assert find_slowness(n_bytes - 1, longest_s - 0.01, 0.0, limit_s) is None
+    assert slowness(n_bytes - 1, longest_s, 0.0, limit_s) is not None
+    assert slowness(n_bytes - 1, longest_s - 0.01, 0.0, limit_s) is None
 
 
 @pytest.mark.parametrize(
@@ -49,5 +58,10 @@ def test_no_body_takes_longer_than_its_length_at_the_floor_and_the_limit() -> No
 def test_a_reader_that_is_behind_is_judged_by_what_it_took_since(
     looks: list[tuple[int, float]], words: str | None
 ) -> None:
-    backlog = Backlog(500, 0.0)
-    assert [backlog.find_slowness(taken, now_s, 60.0) for taken, now_s in looks] == [None] * (len(looks) - 1) + [words]
+    backlog, taken_before, found = Upload(), 500, []
+    backlog.go_on(0, 0.0)
+    for taken, now_s in looks:
+        backlog.go_on(taken - taken_before, now_s)
+        taken_before = taken
+        found.append(backlog.find_slowness(now_s, 60.0))
+    assert found == [None] * (len(looks) - 1) + [words]

@@ -100,7 +100,7 @@ class GrpcConnection(Connection):
                     self._later = self.owner.loop.create_task(self._go_on(pacer))
                     break
         except Http2Error as error:
-            log.debug("client %s broke HTTP/2: %s", self.peer.address, error)
+            log.debug("client %s broke HTTP/2: %s", self.peer, error)
             self._say_last(error.code, str(error))
             self._close()
             return
@@ -157,7 +157,7 @@ class GrpcConnection(Connection):
             self.sender.greet(int(self.owner.limits.head))
         else:
             if self.owner.warnings_of_protocols.allows(self.time()):
-                log.warning("client %s does not speak HTTP/2, which the port for gRPC needs", self.peer.address)
+                log.warning("client %s does not speak HTTP/2, which the port for gRPC needs", self.peer)
             self.write(frames.WRONG_PORT)
             self._close()
 

@@ -47,7 +47,7 @@ async def serve(stream: Stream, head: Head) -> None:
     except (ConnectionError, asyncio.CancelledError):
         pass  # the client left; what was served has recorded it
     except Exception:
-        log.exception("a call of client %s failed", stream.connection.peer.address)
+        log.exception("a call of client %s failed", stream.connection.peer)
         stream.close(Code.INTERNAL_ERROR)
     finally:
         if timer is not None:
@@ -91,14 +91,16 @@ def _request(
     head: Head, deadline_s: float | None, message: Message, before: asyncio.Task[None] | None
 ) -> ClientRequest:
     """The request that *message* becomes; *before* as `GrpcCall` has it."""
-    peer, method, fault = message.stream.connection.peer, METHODS.get(head.path), head.fault
+    client, method, fault = message.stream.connection, METHODS.get(head.path), head.fault
     if fault is None and method is None and head.path not in (MODEL_INFER, MODEL_STREAM_INFER):
         service, _, name = head.path[:200].rpartition("/")
         words = f"{name}: the gateway has no such call of {service!r}; shared memory, traces and logs are the server's"
         fault = GatewayError(ErrorKind.NO_ROUTE, words, status=501)
 
     authority = head.first.get(":authority", head.first.get("host", ""))
-    request = ClientRequest("POST", head.path, head.headers, authority, *peer, (2, 0), None, True, message, fault)
+    request = ClientRequest(
+        "POST", head.path, head.headers, authority, client.peer, client.scheme, (2, 0), None, True, message, fault
+    )
     request.protocol, request.deadline_s = "grpc", deadline_s
     request.front = partial(GrpcCall, head, method, before)
     return request
