@@ -15,7 +15,6 @@ from functools import partial
 from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
-from gateway.client.reply import JOIN_BYTES
 from gateway.codec import HEADER_LENGTH, MemberReplacer, find_header_length, with_extension
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Format
@@ -194,13 +193,12 @@ async def _pass_back_renamed(call: Call, answer: Answer, header_length: int) -> 
         raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
     chunks = answer.chunks_for_client()
     begun = bytearray()
-    while len(begun) < header_length:
-        chunk = await anext(chunks, b"")
-        if not chunk:
-            words = f"the answer ends inside of its JSON, which has {header_length} bytes ({HEADER_LENGTH})"
-            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
+    while len(begun) < header_length and (chunk := await anext(chunks, b"")):
         begun += chunk
-    replacer = _replacer(call)
+    if len(begun) < header_length:
+        words = f"the answer ends inside of its JSON, which has {header_length} bytes ({HEADER_LENGTH})"
+        raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
+    replacer = MemberReplacer("model_name", call.match.model or "")
     header = await _replaced(call, replacer, bytes(begun[:header_length])) + replacer.finish()
     headers = _without(renamed_to_client(answer.headers), _HEADER_LENGTH)
     headers.append((HEADER_LENGTH, str(len(header))))
@@ -235,41 +233,27 @@ async def stream(call: Call, answer: Answer, headers: Fields | None = None) -> N
 
     *headers* replace the answer's own; given for a body in which no name has to be replaced.
     """
-    reply = call.reply
+    reply, replacer, length = call.reply, None, answer.content_length
     if headers is None and call.match.is_renamed and may_name_model(answer.status, answer.headers):
-        await _stream_renamed(call, answer)
-        return
-    if headers is None:
+        answer.refuse_encoded()
+        # metadata, which GET asks for, has the name in `name`
+        member = "name" if call.request.method in ("GET", "HEAD") else "model_name"
+        replacer, length = MemberReplacer(member, call.match.model or ""), None
+        headers = renamed_to_client(answer.headers)
+    elif headers is None:
         headers = relayed_to_client(answer.headers)
     arrived = answer.read_arrived()
+    if replacer is not None and answer.is_read:
+        arrived = await _replaced(call, replacer, arrived) + replacer.finish()
     if arrived and answer.is_read:
         await reply.whole(answer.status, headers, (arrived,))
         return
-    await reply.begin(answer.status, headers, answer.content_length)
+    await reply.begin(answer.status, headers, length)
     async for chunk in answer.chunks_for_client(arrived):
-        await reply.write(chunk)
+        await reply.write(chunk if replacer is None else await _replaced(call, replacer, chunk))
+    if replacer is not None:
+        await reply.write(replacer.finish())
     await reply.end()
-
-
-async def _stream_renamed(call: Call, answer: Answer) -> None:
-    answer.refuse_encoded()
-    replacer, reply = _replacer(call), call.reply
-    headers = renamed_to_client(answer.headers)
-    length = answer.content_length
-    if length is not None and length <= JOIN_BYTES and call.request.method != "HEAD":
-        text = await _replaced(call, replacer, await answer.read_whole(JOIN_BYTES, "the answer"))
-        await reply.whole(answer.status, headers, (text + replacer.finish(),))
-        return
-    await reply.begin(answer.status, headers, None)
-    async for chunk in answer.chunks_for_client():
-        await reply.write(await _replaced(call, replacer, chunk))
-    await reply.write(replacer.finish())
-    await reply.end()
-
-
-def _replacer(call: Call) -> MemberReplacer:
-    """Puts the client's name of the model into an answer; metadata, which GET asks for, has it in `name`."""
-    return MemberReplacer("name" if call.request.method in ("GET", "HEAD") else "model_name", call.match.model or "")
 
 
 async def _replaced(call: Call, replacer: MemberReplacer, chunk: bytes) -> bytes:
