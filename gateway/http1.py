@@ -43,6 +43,12 @@ WINDOW_BYTES = 64 * 1024
 MIN_SHARE = 3
 """A chunked body is refused if less than one byte in three is content; in chunks of one byte, one in six is."""
 
+MAX_CONTENT_LENGTH = 2**63 - 1
+"""The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
+
+MAX_DIGITS = 32
+"""How many digits a `Content-Length` may have, zeros before it included; Python converts no more than 4,300."""
+
 MAX_FIELDS = 128
 """How many fields a head may have."""
 
@@ -71,6 +77,11 @@ class Phase(Enum):
 
 # as globals, because looking up an enum's attribute costs as much as a call
 _HEAD, _SIZED, _CHUNKED, _DONE = Phase.HEAD, Phase.SIZED, Phase.CHUNKED, Phase.DONE
+
+
+def body_length(digits: str) -> int:
+    """The number of a `Content-Length`, of which the parser accepts digits alone; one too large stays too large."""
+    return int(digits) if len(digits) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
 
 
 class MalformedError(Exception):

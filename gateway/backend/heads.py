@@ -8,16 +8,10 @@ import re
 from aiohttp.http import RawResponseMessage
 
 from gateway.headers import Headers
-from gateway.http1 import Phase
+from gateway.http1 import MAX_CONTENT_LENGTH, Phase, body_length
 
 MAX_STATUS = 599
 """The highest status of HTTP (RFC 9110 section 15); statuses that a backend makes up would fill metrics with labels."""
-
-MAX_CONTENT_LENGTH = 2**63 - 1
-"""The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
-
-MAX_LENGTH_DIGITS = 32
-"""How many digits a `Content-Length` may have, zeros before it included; Python converts no more than 4,300."""
 
 MAX_CONNECTION_BYTES = 4096
 """How long `Connection` may be: each name in it is looked up, and 100,000 of them held the event loop for 11 ms."""
@@ -60,7 +54,7 @@ class AnswerHead:
             if codings.lower() == "chunked" and message.chunked:
                 self.phase = Phase.CHUNKED
         elif digits is not None:
-            self.length = int(digits) if len(digits) <= MAX_LENGTH_DIGITS else MAX_CONTENT_LENGTH + 1
+            self.length = body_length(digits)
             self.phase = Phase.SIZED
         self.is_last = message.should_close or self.code == _UNHANDLED
         """Whether the connection must not carry another request after this answer.

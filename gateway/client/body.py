@@ -152,13 +152,9 @@ class ClientBody(Reservation):
     def check_length(self) -> None:
         """Raise `GatewayError` if the body's Content-Length or received bytes exceed `limits.request_body`."""
         length, received = self._request.content_length, self._exchange.client_request_bytes
-        if length is not None and length > self._max_bytes:
-            words = f"the body has {length} bytes, limits.request_body is {int(self._max_bytes)}"
+        if received > self._max_bytes or (length is not None and length > self._max_bytes):
+            words = f"the body has {length or 'more'} bytes, limits.request_body is {int(self._max_bytes)}"
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
-        if received > self._max_bytes:
-            raise GatewayError(
-                ErrorKind.BODY_TOO_LARGE, f"the body is larger than limits.request_body, {int(self._max_bytes)} bytes"
-            )
 
     def _find_coding(self) -> Coding | None:
         """The coding of the body. Raises `GatewayError` for one that is not supported (protocol 7)."""

@@ -193,8 +193,8 @@ class ClientConnection(Connection):
                 served = request.connection
                 try:
                     await owner.handler(request)
-                except Exception as error:
-                    self._fail(served, error)
+                except ConnectionError:  # the client left
+                    served.keeps_alive = False
                 finally:
                     served.leave()
                 if not served.has_arrived:
@@ -218,6 +218,7 @@ class ClientConnection(Connection):
             pass  # not raised again: the task ends here, and would keep the error, which holds the request
         except Exception:
             log.exception("the connection of client %s failed", self.peer)
+            self.reset()
         self._close()
 
     def _has_left(self) -> bool:
@@ -246,13 +247,6 @@ class ClientConnection(Connection):
                 while not served.has_arrived and self._dropped_bytes < DROP_BYTES:
                     self._awaited = Waiter(self.owner.loop)
                     await self._awaited
-
-    def _fail(self, served: Served, error: Exception) -> None:
-        """Cut the connection whose handler has raised *error*; a `ConnectionError` only says that the client left."""
-        served.keeps_alive = False
-        if not isinstance(error, ConnectionError):
-            log.error("a handler failed", exc_info=error)
-            served.out.reset()
 
     # The end
 

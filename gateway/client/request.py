@@ -15,18 +15,12 @@ from aiohttp.http import RawRequestMessage, RawResponseMessage
 from gateway.client.served import Served
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
-from gateway.http1 import Phase
+from gateway.http1 import MAX_CONTENT_LENGTH, Phase, body_length
 
 ABSOLUTE = re.compile(r"https?://(?:[^/?#]*@)?([^/?#]+)", re.IGNORECASE)
 """The beginning of a target in absolute form; group 1 is the authority without the user."""
 
 _UNDECODABLE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8 (surrogateescape)
-
-MAX_CONTENT_LENGTH = 2**63 - 1
-"""The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
-
-MAX_DIGITS = 20
-"""The longest `Content-Length` in digits: nobody sends so large a body."""
 
 MAX_REQUEST_ID = 128
 """The longest `X-Request-Id` of a client that is kept, in characters."""
@@ -77,7 +71,7 @@ def read_request(
     method, path, version = head.method, head.path, head.version
     headers = Headers(head.headers.items())
     first = headers.first
-    length = _length(first["content-length"]) if "content-length" in first else None
+    length = body_length(first["content-length"]) if "content-length" in first else None
     fault = _framing_fault(method, version, headers, length)
     # bytes behind a chunked body are dropped with it, see `http1`
     connection.keeps_alive = not (head.should_close or head.chunked or fault is not None)
@@ -95,11 +89,6 @@ def read_request(
     connection.expect(Phase.CHUNKED if head.chunked else Phase.SIZED, length or 0)
     has_body = not connection.has_arrived
     return ClientRequest(method, path, headers, host, peer, scheme, version, length, has_body, connection, fault)
-
-
-def _length(given: str) -> int:
-    """The number of a `Content-Length`, of which the parser accepts digits alone; one too large stays too large."""
-    return int(given) if len(given) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
 
 
 def _framing_fault(

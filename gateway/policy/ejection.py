@@ -25,8 +25,8 @@ def leaves_enough(n_others: int, n_endpoints: int, panic_below: float) -> bool:
     return n_endpoints > 1 and n_others >= panic_below * n_endpoints
 
 
-class Trial:
-    """The one attempt to an ejected endpoint that finds out whether it works again."""
+Trial = object
+"""The one attempt to an ejected endpoint that finds out whether it works again."""
 
 
 @dataclass(slots=True, eq=False)

@@ -421,7 +421,7 @@ async def test_a_handler_that_fails_ends_no_other_connection(caplog: pytest.LogC
         bad.writer.write(GET.replace(b"/a", b"/b"))
         assert await bad.is_closed()
         assert (await good.exchange(GET)).status == 200
-    assert [record.message for record in caplog.records] == ["a handler failed"]
+    assert [record.message for record in caplog.records] == ["the connection of client 127.0.0.1 failed"]
 
 
 async def test_a_client_that_leaves_just_before_it_is_invited_is_recorded_once_and_is_no_failure(
