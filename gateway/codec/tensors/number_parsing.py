@@ -27,7 +27,7 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.json.pieces import SPACE
-from gateway.codec.tensors.datatypes import Array, Datatype, Kind
+from gateway.codec.tensors.datatypes import DATATYPES, Array, Datatype, Kind
 from gateway.errors import CodecError
 
 try:
@@ -42,7 +42,7 @@ LIST_PIECE_BYTES = 32 * 1024
 """How much text orjson works on in one step: it is two to four times slower than simdjson."""
 
 MAX_FEW = 64
-"""The most floats that `read_few` reads: up to here Python's numbers cost less than calls of numpy."""
+"""The most numbers that `read_few` reads: up to here Python's numbers cost less than calls of numpy."""
 
 MAX_TIES = 256
 """How many numbers of one piece are looked up in its text at most, at a microsecond each."""
@@ -57,11 +57,15 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
 _MINUS, _ZERO, _TRUE, _FALSE = b"-0tf"
 _ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
+_FEW: dict[Kind, msgspec.json.Decoder[tuple[float, ...]]] = {
+    Kind.BOOL: msgspec.json.Decoder(tuple[bool, ...]),
+    Kind.INTEGER: msgspec.json.Decoder(tuple[int, ...]),
+    Kind.FLOAT: msgspec.json.Decoder(tuple[float, ...]),
+}
 _LAYOUTS = {
     name: [struct.Struct(f"<{n_elements}{letter}") for n_elements in range(MAX_FEW + 1)]
-    for name, letter in (("FP16", "e"), ("FP32", "f"), ("FP64", "d"))
+    for name, letter in zip(DATATYPES, "?BHIQbhiqefd", strict=False)  # there is none for BF16 and BYTES
 }
-_FLOATS = msgspec.json.Decoder(tuple[float, ...])
 _BITS = np.dtype("<u8")
 _LOW_BYTES_OF_TIE = b"\0\0\0"
 """A float64 between two neighbours of FP32 has at most 25 significant bits, also below the smallest normal number. So
@@ -307,7 +311,7 @@ def _parse_float(text: str) -> float | _Wrong:
 
 
 def read_few(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
-    """The *n_elements* floats in *text*, a JSON array without inner brackets, as they are on the wire.
+    """The *n_elements* numbers in *text*, a JSON array without inner brackets, as they are on the wire.
 
     None for more than `MAX_FEW`, and for whatever has to be looked at more closely, which `read_flat` may know.
     """
@@ -316,10 +320,12 @@ def read_few(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
         return None
     layout = layouts[n_elements]
     try:
-        numbers = _FLOATS.decode(text)
+        numbers = _FEW[datatype.kind].decode(text)
         blob = layout.pack(*numbers)
     except (msgspec.DecodeError, struct.error, OverflowError):
         return None
+    if datatype.kind is not Kind.FLOAT:
+        return blob
     if layout.unpack(blob) != numbers and _LOW_BYTES_OF_TIE in _LAYOUTS["FP64"][n_elements].pack(*numbers):
         return None
     # -0 has been read as 0, without its sign
