@@ -8,12 +8,7 @@ from collections.abc import Generator, Mapping
 
 import msgspec
 
-from gateway.codec.inference import (
-    OutputSelection,
-    Tensor,
-    TensorPolicy,
-    label_of,
-)
+from gateway.codec.inference import OutputSelection, Tensor, TensorPolicy
 from gateway.codec.json.members import Members, restore_members
 from gateway.codec.json.sinks import pour
 from gateway.codec.tensors.base64_reading import from_base64
@@ -23,7 +18,7 @@ from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2.declarations import declaration
-from gateway.codec.v2.messages import label_of_entry, text_of
+from gateway.codec.v2.messages import Request, label_of_entry, text_of
 from gateway.codec.v2.request import CHECKED_TENSORS, check_finite
 from gateway.codec.v2.request_reading import (
     RequestReading,
@@ -36,8 +31,7 @@ from gateway.codec.v2.request_reading import (
 )
 from gateway.errors import CodecError
 
-_NO_CLASSES = (b"null", b"0")
-_INSTEAD = "ask for its values"
+_LACKING = ("shared_memory_region", "classification")
 
 
 class DialectRequest(msgspec.Struct, frozen=True):
@@ -72,40 +66,35 @@ class DialectRequest(msgspec.Struct, frozen=True):
         assert text is not None  # it is judged
         request = text.request
         selection = select(request)
-        for name in selection.in_shared_memory:
-            raise CodecError(f"{label_of('output', name)}: this backend cannot write into shared memory; {_INSTEAD}")
-        for index, entry in enumerate(request.get("outputs") or ()):
-            if bytes((entry.get("parameters") or {}).get("classification", b"0")) not in _NO_CLASSES:
-                label = label_of_entry(entry, "output", index)
-                raise CodecError(f"{label}: this backend has no classification; {_INSTEAD}")
+        _check_outputs(request)
         inputs: list[Tensor] = []
         in_json: dict[str, bool] = {}
         for index, entry in enumerate(request["inputs"]):
             values = source(entry, index)
+            if values is None:
+                label = label_of_entry(entry, "input", index)
+                raise CodecError(f"{label}: this backend cannot read shared memory; send its values")
             if isinstance(values, int):
                 inputs.append(announced(entry, index, values, text.blobs))
-            elif values is not None:
+            else:
                 inputs.append(Tensor(*declaration(entry, "input", index), values))
                 content_type = (entry.get("parameters") or {}).get("content_type")
                 in_json[inputs[-1].name] = text_of(content_type) == "base64"
-            else:
-                label = label_of_entry(entry, "input", index)
-                raise CodecError(f"{label}: this backend cannot read shared memory; send its values")
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
                 yield
         text.blobs.finish()
-        nonfinite, octets = yield from _read_values(inputs, in_json, policy, reserve)
-        return DialectRequest(
-            inputs,
-            selection,
-            id_of(request),
-            restore_members(request.get("parameters") or {}),
-            text.is_recovered,
-            nonfinite,
-            in_json,
-            octets,
-            policy,
-        )
+        octets: dict[str, CodecError] = {}
+        nonfinite = 0
+        for index, sent in enumerate(inputs):
+            tensor = sent
+            if tensor.name in in_json:
+                inputs[index] = tensor = yield from _read(sent, reserve, is_base64=in_json[sent.name])
+            nonfinite += yield from _check_values(tensor, policy, octets)
+            if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+                yield
+        own = restore_members(request.get("parameters") or {})
+        recovered = text.is_recovered
+        return DialectRequest(inputs, selection, id_of(request), own, recovered, nonfinite, in_json, octets, policy)
 
     @property
     def datatypes(self) -> list[str]:
@@ -118,31 +107,30 @@ class DialectRequest(msgspec.Struct, frozen=True):
         return [tensor.blob for tensor in self.inputs]
 
 
-def _read_values(
-    inputs: list[Tensor], in_json: Mapping[str, bool], policy: TensorPolicy, reserve: Reserve
-) -> Generator[None, None, tuple[int, dict[str, CodecError]]]:
-    """Read the values of the *inputs* that are *in_json*, and check the values of all. Raises `CodecError`.
+def _check_outputs(request: Request) -> None:
+    """Raise `CodecError` for an output that only a server of V2 could give."""
+    for index, entry in enumerate(request.get("outputs") or ()):
+        parameters = entry.get("parameters") or {}
+        if any(bytes(parameters.get(word, b"null")) not in (b"null", b"0") for word in _LACKING):
+            label = label_of_entry(entry, "output", index)
+            raise CodecError(f"{label}: this backend has no classification and no shared memory; ask for its values")
 
-    Returns how many NaN and infinities the inputs have, and the error for each input of BYTES that is not all text.
+
+def _check_values(tensor: Tensor, policy: TensorPolicy, octets: dict[str, CodecError]) -> Generator[None, None, int]:
+    """How many NaN and infinities *tensor* has. If it is BYTES and not all text, the error goes into *octets*.
+
+    Raises `CodecError` for values that it cannot have.
     """
-    nonfinite = 0
-    octets = {}
-    for index, sent in enumerate(inputs):
-        tensor = sent
-        if tensor.name in in_json:
-            inputs[index] = tensor = yield from _read(tensor, reserve, is_base64=in_json[tensor.name])
-        if tensor.datatype.kind is Kind.FLOAT:
-            nonfinite += yield from check_finite(tensor, policy.nonfinite)
-        elif tensor.datatype.kind is Kind.BYTES:
-            n_elements = element_count(tensor.shape)
-            try:
-                yield from check_elements(tensor.blob, n_elements, tensor, utf8=True)
-            except CodecError as error:
-                yield from check_elements(tensor.blob, n_elements, tensor, utf8=False)
-                octets[tensor.name] = error
-        if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
-            yield
-    return nonfinite, octets
+    if tensor.datatype.kind is Kind.FLOAT:
+        return (yield from check_finite(tensor, policy.nonfinite))
+    if tensor.datatype.kind is Kind.BYTES:
+        n_elements = element_count(tensor.shape)
+        try:
+            yield from check_elements(tensor.blob, n_elements, tensor, utf8=True)
+        except CodecError as error:
+            yield from check_elements(tensor.blob, n_elements, tensor, utf8=False)
+            octets[tensor.name] = error
+    return 0
 
 
 def _read(tensor: Tensor, reserve: Reserve, *, is_base64: bool) -> Generator[None, None, Tensor]:
