@@ -27,16 +27,13 @@ from gateway.codec.dialects.description import OCTETS_SUFFIX
 from gateway.codec.dialects.output import Output
 from gateway.codec.dialects.walk import Walk
 from gateway.codec.inference import label_of
-from gateway.codec.json.arriving import ArrivingText, Reading
-from gateway.codec.json.brackets import MAX_TEXT_DEPTH
-from gateway.codec.json.members import check_json
+from gateway.codec.json.arriving import ArrivingText
 from gateway.codec.json.pieces import SPACE
 from gateway.codec.tensors import number_printing
 from gateway.codec.tensors.datatypes import Kind
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.codec.v2.messages import LIST_LATER, printed
 from gateway.codec.v2.reply import Reply, ReplyOutput, long_pieces
-from gateway.codec.values import SHORT_BYTES
 from gateway.errors import CodecError
 
 
@@ -54,11 +51,8 @@ class DialectAnswer:
         self._request_id = request_id
         self._walk = walk
         self._text = ArrivingText()
-        self._reading: Reading[None] | None = None
-        """Begun when there is more than a short answer.
-
-        Nothing that its frame refers to knows it: no tensor waits for the garbage collector.
-        """
+        self._reading = walk.read(self._text)
+        """Nothing that its frame refers to knows it: no tensor waits for the garbage collector."""
         self._reply_bytes = 0
 
     @property
@@ -71,10 +65,8 @@ class DialectAnswer:
 
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the outputs than the limits allow.
         """
-        text = self._text
-        if text.add(chunk) and (self._reading is not None or len(text.buffer) > SHORT_BYTES):
-            self._reading = self._reading or self._walk.read(text)
-            yield from self._read_on(self._reading)
+        if self._text.add(chunk):
+            yield from self._read_on()
 
     def finish(self, last: bytes = b"") -> Generator[None, None, Reply]:
         """The reply, after the *last* bytes of the JSON; yields after each step of work.
@@ -83,7 +75,7 @@ class DialectAnswer:
         """
         self._text.add(last)
         self._text.end()
-        yield from self._read_on(self._reading or self._walk.read(self._whole() or self._text))
+        yield from self._read_on()
         self._check()
         outputs = list(self._walk.found.values())
         for output in outputs:
@@ -91,23 +83,9 @@ class DialectAnswer:
                 yield from output.decode()
         return (yield from self._reply(outputs))
 
-    def _whole(self) -> bytes:
-        """The text, taken, if it is short and JSON; else empty: what is wrong with it is told where it is read."""
-        buffer = self._text.buffer
-        # how deep whole answers can be read depends on Python
-        if len(buffer) > SHORT_BYTES or buffer.count(b"[") + buffer.count(b"{") > MAX_TEXT_DEPTH:
-            return b""
-        text = bytes(buffer).strip(SPACE)
-        try:
-            check_json(text)
-        except CodecError:
-            return b""
-        buffer.clear()
-        return text
-
-    def _read_on(self, reading: Reading[None]) -> Iterator[None]:
+    def _read_on(self) -> Iterator[None]:
         """Read as far as the text goes."""
-        for is_step in reading:
+        for is_step in self._reading:
             if not is_step:
                 return
             yield

@@ -96,7 +96,7 @@ class Walk:
             held_bytes += sum([value.n_bytes for value in self._row.values() if isinstance(value, Value)])
         return held_bytes
 
-    def read(self, text: Text) -> Reading[None]:
+    def read(self, text: ArrivingText) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
         yield from self._value(self.form.tree, text)
         if self._with_outputs is None and not self.has_paths:
