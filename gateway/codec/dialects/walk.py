@@ -30,7 +30,6 @@ from gateway.codec.json.members import (
     decoded,
     excerpt,
     parse_list,
-    parse_object,
     restore_literals,
 )
 from gateway.codec.json.pieces import SPACE
@@ -83,18 +82,16 @@ class Walk:
         self._words: Members = {}
         self._with_outputs: Node | None = None  # the last member that had all outputs
         self._lacking: dict[str, str] = {}  # why there is nothing at the path of an output
-        # where rows are read: their outputs, how many rows there were, and the values, or their texts, of this one
+        # where rows are read: their outputs, how many rows there were, and the values of this one
         self._columns: dict[str, Output] = {}
         self._n_rows = 0
-        self._row: dict[str, bytes | Value] | None = None
+        self._row: dict[str, Value] | None = None
 
     @property
     def held_bytes(self) -> int:
         """What the answer takes so far: what is filled of the outputs, text that waits, and its other members."""
         held_bytes = self._beside_bytes + sum([output.held_bytes for output in self.found.values()])
-        if self._row:
-            held_bytes += sum([value.n_bytes for value in self._row.values() if isinstance(value, Value)])
-        return held_bytes
+        return held_bytes + sum([value.n_bytes for value in (self._row or {}).values()])
 
     def read(self, text: ArrivingText) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
@@ -130,10 +127,10 @@ class Walk:
             yield from self._pass(text, node.path)
         elif node.output is not None:
             yield from self._put(node, text)
-        elif None in node.inside:
-            yield from self._rows(node.inside[None], text)
         else:
-            yield from self._inside(node, text)
+            inside = ArrivingText.of_value(bytearray(text)) if isinstance(text, bytes) else text
+            row = node.inside.get(None)
+            yield from (self._inside(node, inside) if row is None else self._rows(row, inside))
 
     # Outputs
 
@@ -146,7 +143,7 @@ class Walk:
         elif self._row is None:
             output.take((yield from output.read(text)))
         else:
-            self._row[output.name] = text if isinstance(text, bytes) else (yield from output.read(text))
+            self._row[output.name] = yield from output.read(text)
         if len(self.found) > 1:
             yield STEP
 
@@ -190,7 +187,7 @@ class Walk:
 
     # Objects and lists
 
-    def _inside(self, node: Node, text: Text) -> Reading[None]:
+    def _inside(self, node: Node, text: ArrivingText) -> Reading[None]:
         """Read an object or a list of which some members or items are on paths."""
         there: dict[Key, None] = {}
         indexes = count()
@@ -200,9 +197,7 @@ class Walk:
             for key, value in entries:
                 yield from self._entry(node, key, value, there)
 
-        if isinstance(text, bytes):
-            yield from read_run(parse_object(text) if node.code == OBJECT else parse_list(text))
-        elif node.code == OBJECT:
+        if node.code == OBJECT:
             yield from read_members(text, read_run, lambda name: self._entry(node, name, text, there))
         else:
             yield from read_items(text, parse_list, read_run, lambda: self._entry(node, next(indexes), text, there))
@@ -243,10 +238,8 @@ class Walk:
 
     # Rows
 
-    def _rows(self, row: Node, text: Text) -> Reading[None]:
+    def _rows(self, row: Node, text: ArrivingText) -> Reading[None]:
         """Read a list whose items are rows of all outputs whose paths go through *row*."""
-        if isinstance(text, bytes):
-            text = ArrivingText.of_value(bytearray(text))
         self._columns, self._n_rows, self._row = {}, 0, {}
         for name, path in row.outputs.items():
             self._output(name, path)
@@ -298,20 +291,18 @@ class Walk:
             raise CodecError("a name that is not as it came, or a row with more values")
         return {name: Node("", name, outputs={name: ""}) for name in names if self._output(name, "") is not None}
 
-    def _single_row(self, row: Node, text: Text) -> Reading[None]:
+    def _single_row(self, row: Node, text: ArrivingText) -> Reading[None]:
         """Read one row by itself."""
-        values: dict[str, bytes | Value] = {}
+        values: dict[str, Value] = {}
         self._row = values
         yield from self._value(row, text)
-        for name, output in self._columns.items():
-            value = values.pop(name, None)
-            if value is None:
+        for name in self._columns:
+            if name not in values:
                 raise CodecError(f"{label_of('output', name)}: row {self._n_rows}: {self.lacking(name)}")
-            if isinstance(value, bytes):
-                yield from output.wait(value, WAITING_BYTES // len(self._columns))
-            else:
-                yield from output.read_waiting()
-                output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
+        for name, output in self._columns.items():
+            yield from output.read_waiting()
+            value = values.pop(name)
+            output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
         self._n_rows += 1
 
     # What is on no path
