@@ -29,6 +29,7 @@ from gateway.codec.dialects.description import (
     Template,
     TensorDescription,
     check_known,
+    listed,
     missing_datatype,
     v2_metadata,
 )

@@ -21,6 +21,7 @@ from gateway.codec import (
     Walk,
     WrittenRequest,
     check_known,
+    listed,
     missing_datatype,
     v2_metadata,
 )
@@ -33,9 +34,6 @@ FRESH_S = 1.0
 
 If it is older, the server is asked for it again beside the inference, and the answer waits for the new description.
 """
-
-MAX_NAMED = 20
-"""How many models of a configuration an error names."""
 
 _UNTOLD = (401, 403)
 """Statuses of servers that may describe a model to other clients."""
@@ -77,7 +75,7 @@ class Foreign:
     def _no_path(self) -> str:
         """Why the model has no path for this version."""
         if self.dialect.is_configured and self._configured.template is None:
-            name, known = self.call.backend.name, ", ".join(map(repr, list(self.call.backend.models)[:MAX_NAMED]))
+            name, known = self.call.backend.name, listed(self.call.backend.models)
             return f"model {self.model!r} is not configured: `backends.{name}.models` has {known}"
         if self.version is None:
             return f"model {self.model!r} is asked for with a version: /v2/models/{self.model}/versions/VERSION"

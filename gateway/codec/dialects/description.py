@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import islice
 
 import msgspec
 from msgspec import structs
@@ -130,8 +131,8 @@ def check_known(
     for tensor in inputs:
         described = description.input_called(tensor.name)
         if described is None and known:
-            listed = _listed(known)
-            raise CodecError(f"{label_of('input', tensor.name)}: model {model!r} has no such input; it has {listed}")
+            names = listed(sorted(known))
+            raise CodecError(f"{label_of('input', tensor.name)}: model {model!r} has no such input; it has {names}")
         datatype = described.datatype if described is not None else None
         if datatype is not None and datatype.name != tensor.datatype.name:
             raise CodecError(
@@ -141,7 +142,7 @@ def check_known(
     outputs = description.outputs_by_name
     for name in selection.named if description.is_complete else ():
         if name not in outputs:
-            raise CodecError(f"{label_of('output', name)} was requested, but the model has {_listed(outputs)}")
+            raise CodecError(f"{label_of('output', name)} was requested, but the model has {listed(sorted(outputs))}")
 
 
 def missing_datatype(
@@ -201,8 +202,9 @@ def _yaml_key(name: str) -> str:
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name[:MAX_NAME]) for name in sorted(names)[:MAX_NAMED]) or "none"
+def listed(names: Iterable[str | int]) -> str:
+    """The first of *names* for an error."""
+    return ", ".join([repr(str(name)[:MAX_NAME]) for name in islice(names, MAX_NAMED)]) or "none"
 
 
 def _merged(

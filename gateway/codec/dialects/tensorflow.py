@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gateway.codec.dialects.body import by_name, in_rows
-from gateway.codec.dialects.description import MAX_NAMED, OCTETS_SUFFIX, UNKNOWN, ModelDescription, TensorDescription
+from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription, TensorDescription, listed
 from gateway.codec.dialects.dialect import Dialect, Paths, document_of, quoted
 from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
 from gateway.codec.dialects.request import DialectRequest
@@ -88,10 +88,8 @@ class TensorFlow(Dialect):
         signatures = find(("metadata", "signature_def", "signature_def"), metadata)
         name = signature or DEFAULT_SIGNATURE
         if isinstance(signatures, dict) and name not in signatures:
-            names = ", ".join(sorted(signatures)[:MAX_NAMED]) or "none"
-            raise CodecError(
-                f"the model has no {label_of('signature', name)}; set `signature` to one of these: {names}"
-            )
+            names = listed(sorted(signatures))
+            raise CodecError(f"the model has no {label_of('signature', name)}; set `signature` to one of {names}")
         described = find((name,), signatures)
         if not isinstance(described, dict):
             raise CodecError("what the server says of the model cannot be read: it has no signatures where they belong")

@@ -11,14 +11,13 @@ Not here: what paths are (`paths`), what an output is made of (`output`), and th
 """
 
 import re
-from collections.abc import Iterable
-from itertools import chain, count, islice
+from itertools import chain, count
 from typing import Any
 
-from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
+from gateway.codec.dialects.description import MAX_NAMED, ModelDescription, listed
 from gateway.codec.dialects.output import SETTING, Output, Text, shown
 from gateway.codec.dialects.paths import AnswerForm, Node, Step, node_at
-from gateway.codec.inference import DEFAULT_LIMITS, MAX_NAME, HeaderLimits, OutputSelection, label_of
+from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
 from gateway.codec.json.brackets import ARRAY, OBJECT
 from gateway.codec.json.member_finder import is_key
@@ -123,7 +122,7 @@ class Walk:
         if node.code not in (0, code):
             if not node.outputs:
                 raise CodecError(f"expected a JSON object, got {shown(text)}")
-            self._note(node, f"is {shown(text)}")
+            self._note([node], f"{node.path} is {shown(text)}")
             yield from self._pass(text, node.path)
         elif node.output is not None:
             yield from self._put(node, text)
@@ -178,7 +177,7 @@ class Walk:
             return Node(path, names[0], outputs={names[0]: path})
         has_no_rows = beginning.translate(None, SPACE).startswith(b"[]")  # which are those of every output
         if not names or not (has_no_rows or self._description.has_output_order):
-            known = f", but the model has {len(names)} ({_listed(names)})" if names else ""
+            known = f", but the model has {len(names)} ({listed(names)})" if names else ""
             raise CodecError(
                 f"an output without a name{known}; {SETTING} can list all of them in the order of the server's answers"
             )
@@ -206,10 +205,11 @@ class Walk:
             where = "" if self._row is None else f"row {self._n_rows}: "
             raise CodecError(
                 f"{where}expected a list with {len(node.inside)} values, one for each output "
-                f"({_listed(node.outputs)}), got {n_items} (at {node.path})"
+                f"({listed(node.outputs)}), got {n_items} (at {node.path})"
             )
-        if node.outputs:
-            self._note(node, "" if node.code == OBJECT else f"is a list of {n_items}", there)
+        has = f"has the members {listed(there)}" if there else "has no members"
+        lost = [inner for key, inner in node.inside.items() if key not in there]
+        self._note(lost, f"{node.path} {has if node.code == OBJECT else f'is a list of {n_items}'}")
 
     def _entry(self, node: Node, key: Key, text: Text, there: dict[Key, None]) -> Reading[None]:
         """Read the value of *key* in an object or a list, and add a key that an error may name to *there*."""
@@ -226,15 +226,10 @@ class Walk:
         else:
             yield from self._value(inner, text)
 
-    def _note(self, node: Node, words: str, there: dict[Key, None] | None = None) -> None:
-        """Remember why outputs in *node* are not found, except outputs behind the members that are *there*.
-
-        The reason is *words*, which say what *node* is, or, if they are empty, that it has no members but *there*.
-        """
-        lost = [node] if there is None else [inner for key, inner in node.inside.items() if key not in there]
-        for name, path in chain.from_iterable([inner.outputs.items() for inner in lost]):
-            says = words or (f"has the members {_listed(there)}" if there else "has no members")
-            self._lacking[name] = f"nothing at {path}; {node.path} {says}"
+    def _note(self, lost: list[Node], why: str) -> None:
+        """Remember *why* outputs in the *lost* nodes are not found."""
+        for name, path in chain.from_iterable([node.outputs.items() for node in lost]):
+            self._lacking[name] = f"nothing at {path}; {why}"
 
     # Rows
 
@@ -323,7 +318,3 @@ class Walk:
                 f"the JSON beside the outputs is longer than {self._limits.max_header_bytes} bytes, "
                 "which is the most that `limits.header` allows"
             )
-
-
-def _listed(names: Iterable[Key]) -> str:
-    return ", ".join([repr(str(name)[:MAX_NAME]) for name in islice(names, MAX_NAMED)])
