@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gateway.codec.dialects.body import by_name, in_rows
-from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription, TensorDescription, listed
+from gateway.codec.dialects.description import UNKNOWN, ModelDescription, TensorDescription, listed
 from gateway.codec.dialects.dialect import Dialect, Paths, document_of, quoted
 from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
 from gateway.codec.dialects.request import DialectRequest
-from gateway.codec.inference import BytesPolicy, Tensor, label_of
+from gateway.codec.inference import label_of
 from gateway.codec.json.members import excerpt
 from gateway.codec.tensors.datatypes import DATATYPES, Array
-from gateway.codec.tensors.string_printing import StringForm
 from gateway.codec.v2.declarations import MAX_RANK
 from gateway.errors import CodecError
 
@@ -59,6 +58,7 @@ class TensorFlow(Dialect):
     name = "tensorflow"
     is_configured = False
     live_path = "/v1/models"
+    b64_objects = True
     datatypes: ClassVar = {"FP32": replace(_FP32, widen=_widen_largest)}
 
     def is_live(self, status: int, text: bytes) -> bool:
@@ -89,7 +89,9 @@ class TensorFlow(Dialect):
         name = signature or DEFAULT_SIGNATURE
         if isinstance(signatures, dict) and name not in signatures:
             names = listed(sorted(signatures))
-            raise CodecError(f"the model has no {label_of('signature', name)}; set `signature` to one of {names}")
+            raise CodecError(
+                f"the model has no {label_of('signature', name)}; set `signature` to one of these: {names}"
+            )
         described = find((name,), signatures)
         if not isinstance(described, dict):
             raise CodecError("what the server says of the model cannot be read: it has no signatures where they belong")
@@ -113,12 +115,6 @@ class TensorFlow(Dialect):
         if description.format == "row":
             return {**named, "instances": in_rows(request.inputs)}
         return {**named, "inputs": by_name(request.inputs)}
-
-    def string_form(self, request: DialectRequest, tensor: Tensor, encoding: str) -> StringForm:
-        """Octets are objects in base64: what is no text, and what the model or the policy says is octets."""
-        is_base64 = tensor.name.endswith(OCTETS_SUFFIX) or request.policy.bytes is BytesPolicy.BASE64
-        is_octets = tensor.name in request.octets or encoding == "base64" or (not encoding and is_base64)
-        return StringForm.B64_OBJECT if is_octets else StringForm.TEXT
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """As the request; but KServe answers `predictions` also where its model takes `inputs`."""

@@ -74,7 +74,7 @@ def test_another_signature_is_read_by_its_name_and_is_not_repeated_to_the_server
 
 def test_a_signature_that_is_not_there_is_an_error_that_names_the_others() -> None:
     with pytest.raises(
-        CodecError, match=r"no signature 'other'; set `signature` to one of 'regress_x_to_y', 'serving_default'"
+        CodecError, match=r"no signature 'other'; set `signature` to one of these: 'regress_x_to_y', 'serving_default'"
     ):
         TENSORFLOW.read_description(HALF_PLUS_TWO, "other")
     with pytest.raises(CodecError, match=r"no signature 'serving_default'; .* these: none"):
