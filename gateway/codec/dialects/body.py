@@ -61,7 +61,7 @@ class Place:
     def __init__(self, name: str = "", operation: str = "", item: Any = None) -> None:
         """*name* is an input's, or *operation* is of `_OWN`, or it is `$each`, with *item* for each row.
 
-        Of an input *operation* is one of `_INPUT`, or empty for the nested tensor.
+        Of an input *operation* is one of `_INPUT`, `$column` for a column of a table, or empty for the nested tensor.
         """
         self.name = name
         self.operation = operation
@@ -174,7 +174,7 @@ def in_rows(inputs: Sequence[Tensor]) -> Place:
 class WrittenRequest(PiecedJson):
     """The body of a request for its backend.
 
-    The JSON of tensors is made anew each time that it is sent, but for the few numbers of a small request.
+    The JSON of tensors is made anew each time that it is sent.
     """
 
     def __init__(
@@ -193,16 +193,12 @@ class WrittenRequest(PiecedJson):
         self._strings = strings
         self._datatypes = datatypes
         self._inputs = {tensor.name: tensor for tensor in request.inputs}
-        self._is_small = sum([len(tensor.blob) for tensor in request.inputs]) <= SINGLE_PIECE_BYTES
         self._segments = self._filled(template, None)
 
     @property
     def small_json(self) -> bytes | None:
         """All of it, if it is small enough to be made and sent in one go."""
-        first = self._segments[0]
-        if len(self._segments) == 1 and isinstance(first, bytes):
-            return first
-        if not self._is_small:
+        if sum([len(tensor.blob) for tensor in self._request.inputs]) > SINGLE_PIECE_BYTES:
             return None
         made = bytearray()
         for text in self.texts():
@@ -218,12 +214,9 @@ class WrittenRequest(PiecedJson):
     def _filled(self, template: Any, rows_of: list[Tensor] | None) -> "list[Segment]":
         """The JSON of *template* for whole inputs, or for their rows, if *rows_of* is a list: they are added to it."""
         there: list[Segment] = []
-        prints_few = self._is_small and rows_of is None
 
         def fill(place: Place) -> Raw:
             segment = self._at(place, rows_of)
-            if prints_few and isinstance(segment, NestedTensor):
-                segment = segment.few_numbers() or segment
             if isinstance(segment, bytes):
                 return Raw(segment)
             there.append(segment)
@@ -245,6 +238,8 @@ class WrittenRequest(PiecedJson):
         tensor = self._inputs.get(place.name)
         if tensor is None:
             raise CodecError(f"{label_of('input', place.name)} is missing: the model's server needs all of its inputs")
+        if operation == "$column":
+            tensor = _column(tensor)
         shape = tensor.shape
         if rows_of is not None:
             rows_of.append(tensor)
@@ -278,6 +273,13 @@ class WrittenRequest(PiecedJson):
 
 
 Segment = bytes | NestedTensor | Rows
+
+
+def _column(tensor: Tensor) -> Tensor:
+    """*tensor* as a column of a table. Raises `CodecError` if it is none."""
+    if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
+        raise CodecError(f"{tensor}: a column of a table has the shape [n] or [n, 1]")
+    return msgspec.structs.replace(tensor, shape=tensor.shape[:1])
 
 
 def _same_rows(inputs: Sequence[Tensor]) -> int:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.codec.dialects.body import WrittenRequest
-from gateway.codec.dialects.description import UNKNOWN, ModelDescription
+from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription
 from gateway.codec.dialects.paths import AnswerForm, find
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import BytesPolicy, Tensor
@@ -45,6 +45,8 @@ class Dialect:
     """What a server answers as long as it runs, see `is_live`; empty: the configuration's `health.path`."""
     datatypes: ClassVar[Mapping[str, Datatype]] = {}
     """By the name of a tensor's datatype, another as which its numbers are printed; most are printed as they are."""
+    b64_objects = False
+    """Whether octets are written as `{"b64": "..."}`, which those of tensors with `OCTETS_SUFFIX` always are."""
     is_configured = True
     """Whether only models that the configuration describes can be asked."""
 
@@ -84,25 +86,22 @@ class Dialect:
         assert description.template is not None, "only models that are configured are asked"
         return description.template.body.template
 
-    def string_form(self, request: DialectRequest, tensor: Tensor, encoding: str) -> StringForm:
-        """How the elements of *tensor*, which is BYTES, become strings; *encoding* is the model's, empty for none.
-
-        Raises `CodecError` if they cannot.
-        """
-        is_text = request.policy.bytes is not BytesPolicy.BASE64 or request.in_json.get(tensor.name) is False
-        if encoding == "base64" or not (encoding or is_text):
-            return StringForm.BASE64
-        if tensor.name in request.octets:
-            raise request.octets[tensor.name]
-        return StringForm.TEXT
+    def string_form(self, request: DialectRequest, description: ModelDescription, tensor: Tensor) -> StringForm:
+        """How the elements of *tensor*, which is BYTES, become strings. Raises `CodecError` if they cannot."""
+        name, described = tensor.name, description.input_called(tensor.name)
+        encoding = described.encoding if described is not None else ""
+        if not encoding:
+            is_base64 = request.policy.bytes is BytesPolicy.BASE64 and request.in_json.get(name) is not False
+            encoding = "base64" if is_base64 or (self.b64_objects and name.endswith(OCTETS_SUFFIX)) else "text"
+        if self.b64_objects:
+            return StringForm.B64_OBJECT if encoding == "base64" or name in request.octets else StringForm.TEXT
+        if encoding == "text" and name in request.octets:
+            raise request.octets[name]
+        return StringForm.BASE64 if encoding == "base64" else StringForm.TEXT
 
     def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:
         """The body of *request* to the model. Raises `CodecError` for what it cannot say."""
-
-        def strings(tensor: Tensor) -> StringForm:
-            described = description.input_called(tensor.name)
-            return self.string_form(request, tensor, described.encoding if described is not None else "")
-
+        strings = partial(self.string_form, request, description)
         return WrittenRequest(self.body(request, description), request, strings, self.datatypes)
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:

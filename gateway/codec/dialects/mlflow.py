@@ -6,14 +6,11 @@ Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
 import re
 from typing import Any
 
-from msgspec import structs
-
-from gateway.codec.dialects.body import Place, WrittenRequest, by_name, in_rows
+from gateway.codec.dialects.body import Place, by_name, in_rows
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription
 from gateway.codec.dialects.dialect import Dialect, Paths, document_of
 from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
 from gateway.codec.dialects.request import DialectRequest
-from gateway.codec.inference import Tensor
 from gateway.errors import CodecError
 
 _REASON = re.compile(r"(?<![A-Za-z])Error: ")
@@ -41,19 +38,13 @@ class MLflow(Dialect):
         if form == "instances":
             return {**params, "instances": in_rows(inputs)}
         if form == "dataframe_split":
-            columns, row = [tensor.name for tensor in inputs], [Place(tensor.name) for tensor in inputs]
+            columns, row = [tensor.name for tensor in inputs], [Place(tensor.name, "$column") for tensor in inputs]
             return {**params, "dataframe_split": {"columns": columns, "data": Place("", "$each", row)}}
         if description.nameless_input is None:
             return {**params, "inputs": by_name(inputs)}
         if len(inputs) != 1:
             raise CodecError(f"the model has one input, which has no name; the request has {len(inputs)}")
         return {**params, "inputs": Place(inputs[0].name)}
-
-    def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:
-        """Columns of a table are lists."""
-        if description.format == "dataframe_split":
-            request = structs.replace(request, inputs=list(map(_column, request.inputs)))
-        return super().write(request, description)
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """What the model returns: nested data, several of them in a list, an object by name, or the rows of a table."""
@@ -65,13 +56,3 @@ class MLflow(Dialect):
         said = (find((key,), error) for key in ("stack_trace", "message"))
         lines = next(filter(None, [words.strip() for words in said if isinstance(words, str)]), "").splitlines()
         return _REASON.split(lines[-1])[-1].strip() or None if lines else None
-
-
-# What it gets
-
-
-def _column(tensor: Tensor) -> Tensor:
-    """*tensor* as a column of a table. Raises `CodecError` if it is none."""
-    if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
-        raise CodecError(f"{tensor}: a column of a table has the shape [n] or [n, 1]")
-    return structs.replace(tensor, shape=tensor.shape[:1])
