@@ -119,8 +119,7 @@ async def _look(name: str, backend: Backend, endpoint: Endpoint, fields: Fields,
 
 async def resolved(endpoint: Endpoint) -> Endpoint:
     """*endpoint* with the addresses of its host. Raises `OSError` and `UnicodeError`."""
-    infos = await look_up(endpoint.host)
-    return replace(endpoint, addresses=usable_addresses(str(info[4][0]) for info in infos))
+    return replace(endpoint, addresses=usable_addresses(await look_up(endpoint.host)))
 
 
 async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:

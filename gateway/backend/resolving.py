@@ -9,7 +9,6 @@ import asyncio
 import concurrent.futures
 import ipaddress
 import logging
-import random
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -21,22 +20,13 @@ from gateway.backend.tasks import Tasks
 from gateway.config.values import first_of
 
 REPEAT_S = 1.0
-"""How soon after a look-up a name is looked up again if that failed, or if no server answers at its addresses.
-
-After each further failure in a row this time doubles, up to `dns_refresh`.
-"""
+"""How soon after a look-up a name is looked up again if that failed, or if no server answers at its addresses."""
 
 START_WAIT_S = 0.5
 """How long the start of a plan waits for names. Slower look-ups go on while the gateway serves."""
 
-MAX_ADDRESSES = 128
-"""How many addresses of one name are used: each is an endpoint with connections, probes and metrics of its own."""
-
 SHOWN_ADDRESSES = 8
 """How many addresses a line of the log lists."""
-
-TICK, JITTER = 0.25, 0.1
-"""How often names are checked: their share of `REPEAT_S`, and of that what may be missing, so that workers differ."""
 
 AddressInfo = tuple[int, int, int, str, Any]
 """A result of `socket.getaddrinfo`: family, type, protocol, canonical name, socket address."""
@@ -59,8 +49,6 @@ class _Name:
     """The addresses found last, by `usable_addresses`; empty if none were ever found."""
     error: str = ""
     """Why the last look-up failed; empty if it succeeded, or there was none."""
-    n_failures: int = 0
-    """How many look-ups in a row have failed."""
     is_silent: bool = False
     """Whether no server has answered at the addresses since the last look-up."""
     asked_s: float = 0.0
@@ -137,23 +125,17 @@ class Names:
             self._begin_if_due(name)
 
     async def _watch(self) -> None:
-        """Look each name up again when its pause is over, which is checked several times in the shortest pause."""
+        """Look each name up again when its pause is over."""
         while True:
-            tick_s = min(REPEAT_S, self._refresh_s) * TICK
-            await asyncio.sleep(tick_s * (1 - JITTER * random.random()))  # noqa: S311  hides nothing
+            await asyncio.sleep(min(REPEAT_S, self._refresh_s))
             for name in self._names.values():
                 self._begin_if_due(name)
 
     def _begin_if_due(self, name: _Name) -> None:
         """Begin to look *name* up if its pause is over."""
-        if asyncio.get_running_loop().time() - name.asked_s >= self._pause_s(name):
+        pause_s = min(REPEAT_S, self._refresh_s) if name.is_silent or name.error else self._refresh_s
+        if asyncio.get_running_loop().time() - name.asked_s >= pause_s:
             self._begin(name)
-
-    def _pause_s(self, name: _Name) -> float:
-        """Seconds from one look-up of *name* to the next."""
-        if not (name.is_silent or name.n_failures):
-            return self._refresh_s
-        return min(self._refresh_s, REPEAT_S * 2.0 ** min(max(name.n_failures - 1, 0), 30))
 
     def _begin(self, name: _Name) -> asyncio.Task[None]:
         """Begin to look *name* up, or return the look-up that is going on."""
@@ -165,7 +147,7 @@ class Names:
 
     async def _look_up(self, name: _Name) -> None:
         try:
-            found = usable_addresses(map(_text, await look_up(name.host)))
+            found = usable_addresses(await look_up(name.host))
         except UnicodeError:  # an empty label, or one of more than 63 characters
             self._fail(name, f"{name.host!r} cannot be a host name")
         except OSError as error:
@@ -176,25 +158,22 @@ class Names:
             name.look_up = None
 
     def _fail(self, name: _Name, reason: str) -> None:
-        name.error = reason
-        name.n_failures += 1
-        if name.n_failures == 1:
+        had_failed, name.error = bool(name.error), reason
+        if not had_failed:
             shown = first_of(name.addresses, SHOWN_ADDRESSES)
             result = f"its last known addresses stay in use: {shown}" if shown else "requests to it get 503 until then"
             log.warning("backend %r: %s; %s", self._backend, reason, result)
 
     def _succeed(self, name: _Name, found: tuple[str, ...]) -> None:
-        before, name.addresses = name.addresses, found[:MAX_ADDRESSES]
-        had_failed = name.n_failures > 0
-        name.error, name.n_failures = "", 0
+        before, name.addresses = name.addresses, found
+        had_failed, name.error = bool(name.error), ""
         is_change = self._names.get(name.host) is name and set(before) != set(name.addresses)
         if is_change:
             self._replace()
         if had_failed or (is_change and (before or _are_endpoints(name.addresses))):
             shown = first_of(name.addresses, SHOWN_ADDRESSES)
             was = f" (before: {first_of(before, SHOWN_ADDRESSES)})" if is_change and before else ""
-            cut = f"; of {len(found)} addresses {MAX_ADDRESSES} are used" if len(found) > MAX_ADDRESSES else ""
-            log.info("backend %r: the host name %r resolves to %s%s%s", self._backend, name.host, shown, was, cut)
+            log.info("backend %r: the host name %r resolves to %s%s", self._backend, name.host, shown, was)
 
     def _replace(self) -> None:
         found = [
@@ -205,7 +184,7 @@ class Names:
         self.endpoints.replace(with_own_labels(found))
 
 
-def usable_addresses(found: Iterable[str]) -> tuple[str, ...]:
+def usable_addresses(found: Iterable[AddressInfo]) -> tuple[str, ...]:
     """The addresses to use of those *found* for a name, which are in the operating system's order.
 
     A name with at most one address of each family (IPv4, IPv6) is one server that can be reached by either: `localhost`
@@ -213,7 +192,7 @@ def usable_addresses(found: Iterable[str]) -> tuple[str, ...]:
     such family are used, sorted, because name servers change the order from answer to answer.
     """
     families: dict[int, list[str]] = {}
-    for address in dict.fromkeys(found):
+    for address in dict.fromkeys(info[4][0] for info in found):
         families.setdefault(_parsed(address).version, []).append(address)
     for addresses in families.values():
         if len(addresses) > 1:
@@ -274,13 +253,6 @@ async def look_up(host: str) -> Sequence[AddressInfo]:
 def _are_endpoints(addresses: tuple[str, ...]) -> bool:
     """Whether *addresses*, chosen by `usable_addresses`, are several servers."""
     return len(addresses) > 1 and len({_parsed(address).version for address in addresses}) == 1
-
-
-def _text(info: AddressInfo) -> str:
-    """The address in *info*; a link-local address with its network interface."""
-    address, _, *rest = info[4]
-    scope = rest[1] if len(rest) > 1 else 0
-    return f"{address}%{scope}" if scope and "%" not in address else str(address)
 
 
 def _info(address: str, port: int) -> AddressInfo:

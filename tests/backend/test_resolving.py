@@ -18,7 +18,6 @@ import pytest
 from gateway.backend import resolving
 from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.backend.resolving import (
-    MAX_ADDRESSES,
     REPEAT_S,
     Names,
     UnknownHostError,
@@ -124,7 +123,7 @@ def urls_of(endpoints: EndpointSet) -> list[str]:
 def test_the_addresses_of_one_family_are_used_where_one_has_several(
     given: tuple[str, ...], used: tuple[str, ...]
 ) -> None:
-    assert usable_addresses(given) == used
+    assert usable_addresses(found(*given)) == used
 
 
 @pytest.mark.parametrize(
@@ -367,19 +366,6 @@ async def test_a_name_that_cannot_be_resolved_is_503_with_the_resolvers_words_an
     ]
 
 
-async def test_failures_in_a_row_are_repeated_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    zone = Zone(monkeypatch)
-    names, _ = names_of(URL, refresh_s=10.0)
-    pauses = []
-    for _ in range(6):
-        with pytest.raises(UnknownHostError):
-            await names.addresses(endpoint())
-        pauses.append(names._pause_s(names._names["models.example"]))
-    assert pauses == [REPEAT_S, 2 * REPEAT_S, 4 * REPEAT_S, 8 * REPEAT_S, 10.0, 10.0]
-    assert zone.n_asked == 6
-    await names.close()
-
-
 # When the addresses change
 
 
@@ -489,19 +475,6 @@ async def test_a_name_that_cannot_be_resolved_any_more_keeps_what_was_known(
     ]
 
 
-async def test_only_so_many_addresses_are_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "gateway")
-    Zone(monkeypatch, *(f"10.0.{number // 250}.{number % 250}" for number in range(MAX_ADDRESSES + 9)))
-    names, endpoints = names_of(URL)
-    await names.start()
-    assert len(endpoints.states) == MAX_ADDRESSES
-    (line,) = lines(caplog)
-    assert f"and {MAX_ADDRESSES - 8} more; of {MAX_ADDRESSES + 9} addresses {MAX_ADDRESSES} are used" in line
-    await names.close()
-
-
 async def test_a_name_whose_addresses_do_not_answer_is_looked_up_again_soon_but_not_for_each_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -544,11 +517,11 @@ async def test_a_name_whose_addresses_are_silent_is_looked_up_again_soon_too(mon
     upstream = upstream_to(URL, "dns_refresh: 1h, timeouts: {connect: 5ms}")
     await upstream.start()
     name = upstream.names._names["models.example"]
-    assert upstream.names._pause_s(name) > 1000
+    assert not name.is_silent
     with pytest.raises(GatewayError) as caught:
         await ask(upstream, "GET", whole(b""))
     assert caught.value.message.endswith(f"{URL}: no connection within 0.005 s (timeouts.connect)")
-    assert upstream.names._pause_s(name) <= REPEAT_S
+    assert name.is_silent
     await upstream.close()
 
 
