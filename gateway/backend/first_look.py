@@ -24,13 +24,12 @@ from gateway.backend.questions import (
     MLFLOW,
     TEMPLATE,
     TENSORFLOW,
-    TORCHSERVES_404,
     Answer,
     Asker,
     Get,
     ask_other_dialect,
     own_connections,
-    said_after,
+    recognized,
 )
 from gateway.backend.resolving import look_up, usable_addresses
 from gateway.backend.speaking import AUTO
@@ -137,7 +136,7 @@ async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
     said = Said("", answers=_said(endpoint, answer))
     with suppress(NoAnswerError):
         # a server of KServe's V1 protocol may say V2 of itself
-        said = await (ask_other_dialect(get) if backend.dialect in _AS else said_after(answer, get))
+        said = await (ask_other_dialect(get) if backend.dialect in _AS else recognized(answer, get))
     if said.dialect and backend.dialect in (AUTO, said.dialect):
         who = said.title or f"a server with `dialect: {said.dialect}`"
         return Finding(GOOD, f"{who} answers{_BINARY if said.is_binary else ''}")
@@ -215,8 +214,6 @@ _SIGNS: tuple[tuple[int, int, bytes, int, str], ...] = (
     (400, 400, b"SSL certificate", BAD, "{says}, since it wants a client certificate: " + _CLIENT_CERTIFICATE),
     (400, 400, b"this port speaks gRPC", BAD, "this is the gRPC port of a tensor-gateway: name the inference server"),
     (404, 404, b"/-/live", BAD, "this is the admin listener of a tensor-gateway: name the inference server"),
-    (404, 404, TORCHSERVES_404, GOOD, "TorchServe answers; it has no metadata of the V2 protocol, and reads its "
-     "inferences with service_envelope=kservev2"),
     (508, 508, b"passed through this gateway", BAD, "this is the gateway's own listener, an endless loop: name the "
      "inference server"),
     (300, 399, b"", BAD, "{says}, a redirect to {location}, which the gateway does not follow: name that place"),

@@ -33,8 +33,10 @@ EXTENSION = "binary_tensor_data"
 
 V2, TENSORFLOW, MLFLOW, TEMPLATE = "v2", "tensorflow", "mlflow", "template"
 
-TORCHSERVES_404 = b'"ResourceNotFoundException"'
-"""A part of TorchServe's error for a path that it does not have."""
+TORCHSERVE = "TorchServe"
+
+_TORCHSERVES_404 = b'"ResourceNotFoundException"'
+"""A part of TorchServe's error for a path that it does not have, such as `/v2`."""
 
 _STARTING_OR_BUSY = frozenset({429, 500, 502, 503, 504})
 """Statuses that do not tell which paths a server has; they may also come from its proxy."""
@@ -202,6 +204,18 @@ def _is_version(answer: Answer) -> bool:
     """Whether *answer* to `GET /version` is a text such as `3.17.0`, as MLflow's server gives it."""
     text = answer.body.strip()
     return answer.status == 200 and not answer.is_html and text[:1].isdigit() and len(text) <= MAX_VERSION_BYTES
+
+
+async def recognized(first: Answer, get: Get) -> Said:
+    """Who answers, for people: as `said_after`, and V2 servers without metadata, which TorchServe is, too."""
+    if first.status == 404:  # some servers answer every path with 200
+        if _TORCHSERVES_404 in first.body:
+            return Said(V2, title=TORCHSERVE)
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            answer = await get(path)
+            if answer.status == 200 and not answer.is_html:
+                return Said(V2)
+    return await said_after(first, get)
 
 
 async def said_after(first: Answer, get: Get) -> Said:

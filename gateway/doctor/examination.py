@@ -10,13 +10,13 @@ from urllib.parse import quote, urlsplit
 from gateway import __version__
 from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Said
-from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
+from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, TORCHSERVE, V2, Answer
 from gateway.config import Address
 from gateway.doctor.asking import Asker
 from gateway.doctor.given import Given, endpoint_of
 from gateway.doctor.model import Model, Straight, describe, described_sample, first_inference, set_models, try_sample
 from gateway.doctor.report import ProblemError, Report, configuration
-from gateway.doctor.server import THE_MODEL, TORCHSERVE, choose_model, meant_by, reach, recognize
+from gateway.doctor.server import THE_MODEL, choose_model, meant_by, reach, recognize
 from gateway.doctor.through import Crossing, add_grpc, ask_calls
 from gateway.errors import GatewayError
 from gateway.process.ports import is_free
@@ -91,7 +91,7 @@ class _Examination:
     async def of_server(self, first: Answer, asked_for: str) -> None:
         """Ask a server that speaks a protocol. *first* is its answer to `GET /v2`."""
         report = self._report
-        said = self.said = await recognize(self._asker, first, asked_for, report)
+        said = self.said = await recognize(self._asker, first, report)
         name = await choose_model(self._asker, said.dialect, asked_for, report)
         await self._find_health(name)
         straight, model = None, Model(name)

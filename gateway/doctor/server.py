@@ -13,21 +13,19 @@ from urllib.parse import unquote
 
 from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Endpoint, Said
-from gateway.backend.first_look import BAD, judge, resolved, why_no_answer
+from gateway.backend.first_look import judge, resolved, why_no_answer
 from gateway.backend.questions import (
     MLFLOW,
     TENSORFLOW,
-    TORCHSERVES_404,
+    TORCHSERVE,
     V2,
     Answer,
-    said_after,
-    said_of_v2,
+    recognized,
 )
 from gateway.backend.resolving import at_addresses
 from gateway.certificates import expiry_of
 from gateway.config.values import first_of, nearest, shortened
 from gateway.doctor.asking import ASK_S, Asker
-from gateway.doctor.model import Model
 from gateway.doctor.report import ProblemError, Report
 from gateway.errors import ErrorKind
 
@@ -36,9 +34,6 @@ MAX_MODELS = 1000
 
 MAX_SHOWN = 10
 """How many models or addresses a line names."""
-
-TORCHSERVE = "TorchServe"
-"""It says neither its version nor anything else below `/v2`."""
 
 THE_MODEL = "model"
 """What the only model of a server is called that gives it no name."""
@@ -70,6 +65,12 @@ _SPEAKS = {
     TENSORFLOW: "it speaks the REST API of TensorFlow Serving, which is KServe's V1 protocol",
     MLFLOW: "it is MLflow's scoring server",
 }
+
+_UNKNOWN = (
+    "it is no server that the gateway can stand in front of: {}. It speaks neither V2 nor the JSON of TensorFlow "
+    "Serving or MLflow. With --path, where it takes inferences, and --sample, a file with what it takes there, this "
+    "command writes a description of it for the gateway"
+)
 
 
 class Meant(NamedTuple):
@@ -110,9 +111,8 @@ async def reach(endpoint: Endpoint, headers: Mapping[str, str], report: Report) 
         refusal = await asker.get(_REFUSED_BY_A_GATEWAY)
         if refusal.headers.get("proxy-status", "").startswith("tensor-gateway"):
             raise ProblemError("this is a tensor-gateway: name the inference server behind it")
-    finding = await judge(endpoint, answer)
-    if problem := asker.why_unauthorized(answer) or (finding is not None and finding.level is BAD and finding.words):
-        raise ProblemError(problem)
+    if unauthorized := asker.why_unauthorized(answer):
+        raise ProblemError(unauthorized)
     report.ok(f"{endpoint.authority} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
     expires_at = expiry_of(dict(answer.certificate))
     if expires_at is not None:
@@ -126,10 +126,8 @@ async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
     try:
         async with asyncio.timeout(ASK_S):
             found = await resolved(endpoint)
-    except TimeoutError:
-        raise ProblemError(f"the name {host} could not be looked up within {ASK_S:g} s") from None
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no name for a host"
+        reason = getattr(error, "strerror", None) or str(error) or f"no answer within {ASK_S:g} s"
         raise ProblemError(f"the name {host} cannot be looked up: {reason}") from None
     report.ok(f"{host} is {first_of(found.addresses, MAX_SHOWN)}")
     if len(at_addresses(endpoint, found.addresses)) > 1:
@@ -140,12 +138,13 @@ async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
 # Who it is
 
 
-async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> Said:
+async def recognize(asker: Asker, first: Answer, report: Report) -> Said:
     """Which server answers; *first* is its answer to `GET /v2`. Raises `ProblemError` and `NoAnswerError`."""
     report.heading("The server")
-    said = said_of_v2(first)
+    said = await recognized(first, asker.get)
     if not said.dialect:
-        said = await _without_metadata(asker, first, model)
+        finding = await judge(asker.endpoint, first)
+        raise ProblemError(finding.words if finding is not None else _UNKNOWN.format(said.answers))
     words = _SPEAKS[said.dialect]
     if said.title == TORCHSERVE:
         words = f"with service_envelope=kservev2 in its config.properties {words}"
@@ -159,28 +158,6 @@ async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> 
     if said.dialect != V2:
         report.set("dialect", said.dialect, "what the server speaks")
     return said
-
-
-async def _without_metadata(asker: Asker, first: Answer, model: str) -> Said:
-    """The kind of a server whose answer to `GET /v2`, *first*, names none. Raises `ProblemError` if no kind fits."""
-    if TORCHSERVES_404 in first.body:
-        return Said(V2, title=TORCHSERVE)
-    if first.status != 200:  # some servers answer every path with 200
-        for path in ("/v2/health/live", "/v2/health/ready", *([Model(model).path] if model else [])):
-            answer = await asker.get(path)
-            if answer.status == 200 and not answer.is_html:
-                return Said(V2)
-        if await _listed(asker, _DESCRIBED):
-            return Said(V2)
-    said = await said_after(first, asker.get)
-    if said.dialect:
-        return said
-    named = f" Its answers name {shortened(first.headers['server'])}." if "server" in first.headers else ""
-    raise ProblemError(
-        f"it is no server that the gateway can stand in front of: {said.answers}.{named} It speaks neither V2 "
-        "nor the JSON of TensorFlow Serving or MLflow. With --path, where it takes inferences, and --sample, a file "
-        "with what it takes there, this command writes a description of it for the gateway"
-    )
 
 
 async def choose_model(asker: Asker, dialect: str, asked_for: str, report: Report) -> str:

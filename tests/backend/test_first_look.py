@@ -115,7 +115,7 @@ JSON, HTML = "Content-Type: application/json\r\n", "Content-Type: text/html; cha
             JSON,
             b'{"code": 404, "type": "ResourceNotFoundException", "message": "Requested resource is not found"}',
             "INFO",
-            "TorchServe answers; it has no metadata of the V2 protocol",
+            "TorchServe answers",
         ),
         ("404 Not Found", JSON, b'{ "error": "Malformed request: GET /v2" }', "WARNING", "TensorFlow Serving"),
         (
