@@ -5,14 +5,13 @@ import errno
 import os
 import re
 import signal
-import socket
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from gateway.cli import main
-from gateway.config import Address, parse
+from gateway.config import parse
 from gateway.demo import JsonServer
 from gateway.process import ports
 from tests.test_cli import process, run, run_inside, url_in_line
@@ -165,7 +164,7 @@ async def test_a_backend_that_is_not_there_is_said_once_and_the_gateway_serves(
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
-async def test_a_taken_port_names_who_has_it_and_the_option_that_changes_it(workers: str, server: JsonServer) -> None:
+async def test_each_taken_port_is_told_with_the_option_that_changes_it(workers: str, server: JsonServer) -> None:
     async with process("serve", server.url, *FREE) as first:
         clients, admin = [(await url_in_line(first.stderr)).removeprefix("http://") for _ in range(2)]
         # as somebody does who has the first still running: both addresses are taken, and both are told
@@ -174,27 +173,24 @@ async def test_a_taken_port_names_who_has_it_and_the_option_that_changes_it(work
         )
         assert result.returncode == 1
         taken = re.compile(
-            r"tensor-gateway: cannot listen on (\S+): address already in use by python[\d.]* "
-            rf"\(pid {first.pid}\); to listen elsewhere: --(listen|admin) ADDRESS, or `(listen|admin)` in the file"
+            r"tensor-gateway: cannot listen on (\S+): address already in use; "
+            r"to listen elsewhere: --(listen|admin) ADDRESS, or `(listen|admin)` in the file"
         )
         found = [taken.fullmatch(line) for line in result.stderr.splitlines()]
         assert [(each[1], each[2]) for each in found if each] == [(admin, "admin"), (clients, "listen")]
 
 
 @pytest.mark.slow
-async def test_a_port_that_workers_have_is_named_too_and_the_key_of_the_file(
-    tmp_path: Path, server: JsonServer
-) -> None:
+async def test_a_port_that_workers_have_is_told_too_and_the_key_of_the_file(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", server.url, *FREE, "--workers", "2") as first:
         clients = (await url_in_line(first.stderr)).removeprefix("http://")
         file = tmp_path / "gateway.yaml"
         file.write_text(f"listen: {clients}\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['{server.url}']}}}}\n")
         result = await asyncio.to_thread(run, "serve", str(file))
         assert result.returncode == 1
-        assert re.fullmatch(
-            rf"tensor-gateway: cannot listen on {clients}: address already in use by python[\d.]* "
-            r"\(pid \d+\); to listen elsewhere: --listen ADDRESS, or `listen` in the file\n",
-            result.stderr,
+        assert result.stderr == (
+            f"tensor-gateway: cannot listen on {clients}: address already in use; "
+            "to listen elsewhere: --listen ADDRESS, or `listen` in the file\n"
         )
 
 
@@ -209,27 +205,6 @@ async def test_a_taken_socket_names_the_option_that_changes_it(tmp_path: Path, s
         assert f"cannot listen on unix:{path}: address already in use; to listen elsewhere: --listen" in result.stderr
 
 
-@pytest.mark.parametrize(("host", "asked"), [("127.0.0.1", "0.0.0.0"), ("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1")])
-def test_who_listens_on_an_address_that_overlaps_is_found(host: str, asked: str) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as taken:
-        port = taken.getsockname()[1]
-        assert re.fullmatch(rf" by .+ \(pid {os.getpid()}\)", ports.user_of(Address(f"{asked}:{port}")))
-    assert ports.user_of(Address(f"{asked}:{port}")) == ""
-
-
-def test_who_listens_on_the_same_port_of_another_address_is_not_named() -> None:
-    with socket.create_server(("127.0.0.2", 0)) as other:
-        assert ports.user_of(Address(f"127.0.0.1:{other.getsockname()[1]}")) == ""
-        assert ports.user_of(Address(f"127.0.0.2:{other.getsockname()[1]}")) != ""
-
-
-def test_a_machine_without_proc_says_only_that_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_PROC", tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert ports.user_of(Address(f"127.0.0.1:{taken.getsockname()[1]}")) == ""
-
-
 def test_an_address_that_this_machine_does_not_have() -> None:
     result = run("serve", "http://127.0.0.1:1", "--listen", "192.0.2.1:8080", "--admin", "127.0.0.1:0")
     assert result.returncode == 1
@@ -240,17 +215,3 @@ def test_an_error_that_is_not_about_an_address_stays_as_it_is() -> None:
     config = parse("backends: {a: {endpoints: ['http://x']}}")
     error = OSError(errno.ENOSPC, "no temporary folder can be made")
     assert ports.explained(error, config) is error
-
-
-def test_a_process_of_another_user_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "net").symlink_to("/proc/net")
-    monkeypatch.setattr(ports, "_PROC", tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert ports.user_of(Address(address)) == " by a process that is not visible here"
-        config = parse(f"backends: {{a: {{endpoints: ['http://x']}}}}\nlisten: {address}\nadmin: 127.0.0.1:0")
-        said = f"cannot listen on {address}: address already in use"
-        explained = ports.explained(OSError(errno.EADDRINUSE, said), config)
-    assert explained.strerror == (
-        f"{said} by a process that is not visible here; to listen elsewhere: --listen ADDRESS, or `listen` in the file"
-    )
