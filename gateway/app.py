@@ -152,8 +152,10 @@ class DataPlane:
         known += [("route", name) for name in plan.router.names]
         known += [("backend", name) for name in plan.backends]
         known += [("endpoint", state.url, each.name) for each in self._upstreams for state in each.endpoints.states]
-        for _ in self.counting.expect(known):
-            await asyncio.sleep(0)
+        for each in known:
+            if self.counting.expect(*each):
+                self.count()
+                await asyncio.sleep(0)  # a look-up of a host name may bring many new endpoints at once
         self.count()
 
     async def _sample(self) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 from gateway import __version__
 from gateway.config import Config, Route
-from gateway.exchange import PROTOCOLS
 from gateway.process.problems import problems_of
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.reading import STARTED_S, Certificate, EndpointReading, Level, Reading
-from gateway.telemetry.recent import SLICE_S, Minute, Sums, stats
+from gateway.telemetry.recent import Minute, stats
+from gateway.telemetry.sums import Cells
 
 _SIDES = "client_request", "upstream_request", "upstream_response", "client_response"
 
@@ -72,21 +72,20 @@ def _added(levels: Iterable[Level]) -> Level:
 
 def _last_minute(minute: Minute) -> dict[str, Any]:
     """The figures of all requests of *minute*; shares are those of the requests' time, and None without requests."""
-    sums = minute.all
+    time_s = minute.amount("request_seconds")
     return {
         "seconds": minute.seconds,
-        "all": stats(sums, minute.seconds),
-        "slice_s": SLICE_S,
-        "slices": minute.slices,
-        "protocols": {protocol: int(sums[protocol,]) for protocol in PROTOCOLS},
-        "codec_share": _quotient(sums, "codec_seconds", "seconds"),
-        "upstream_share": _quotient(sums, "upstream_seconds", "seconds"),
-        "wire": {f"{side}_bytes": int(sums[f"{side}_bytes",]) for side in _SIDES},
+        "all": stats(minute.all, minute.seconds),
+        "codec_share": minute.amount("transcode_seconds") / time_s if time_s else None,
+        "upstream_share": minute.amount("upstream_seconds") / time_s if time_s else None,
+        "wire": {f"{side}_bytes": int(minute.amount(f"{side}_bytes")) for side in _SIDES},
     }
 
 
-def _quotient(sums: Sums, of: str, by: str) -> float | None:
-    return sums[of,] / sums[by,] if sums[by,] else None
+def _mean(cells: Cells) -> float | None:
+    """The mean of what a histogram has counted; None if that is nothing."""
+    *buckets, total = cells
+    return total / sum(buckets) if any(buckets) else None
 
 
 def _backends(config: Config, readings: Iterable[Reading], minute: Minute) -> list[dict[str, Any]]:
@@ -104,8 +103,8 @@ def _backends(config: Config, readings: Iterable[Reading], minute: Minute) -> li
             "speaks": next((each.speaks for seen in found[name].values() for each in seen if each.speaks), ""),
             "endpoints": [_endpoint(url, seen) for url, seen in found[name].items()],
             "stats": stats(minute.by_backend[name], minute.seconds),
-            "rows_per_batch": _quotient(minute.by_backend[name], "batch_rows", "batches"),
-            "batch_wait_s": _quotient(minute.by_backend[name], "batch_wait_seconds", "batched_requests"),
+            "rows_per_batch": _mean(minute.sums["batch_rows", name]),
+            "batch_wait_s": _mean(minute.sums["batch_wait_seconds", name]),
         }
         for name, settings in config.backends.items()
     ]

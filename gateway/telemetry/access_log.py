@@ -201,14 +201,18 @@ def shortened(text: str, n_characters: int) -> str:
     return f"{text[:half]} ... {text[1 - half :]}"
 
 
+def with_short_texts(line: Line, n_characters: int) -> Line:
+    """*line* with `shortened` texts."""
+    return {key: shortened(value, n_characters) if isinstance(value, str) else value for key, value in line.items()}
+
+
 def _fitting(line: Line, encode: Callable[[Line], bytes], max_bytes: int) -> bytes:
     """The encoded *line*; long fields are shortened until it has at most *max_bytes* with its end."""
     encoded = encode(line)
     for n_characters in TEXT_CHARACTERS:
         if len(encoded) < max_bytes:
             break
-        line = {key: shortened(value, n_characters) if isinstance(value, str) else value for key, value in line.items()}
-        encoded = encode(line)
+        encoded = encode(with_short_texts(line, n_characters))
     return encoded
 
 

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from itertools import chain, islice, product
+from itertools import chain, product
 from operator import attrgetter, sub
 from typing import Any
 
@@ -21,7 +21,7 @@ from gateway.errors import ErrorKind, blame_of
 from gateway.exchange import PROTOCOLS, Attempt, Exchange, Format
 from gateway.policy.ejection import FAILURES
 from gateway.telemetry.access_log import Line
-from gateway.telemetry.recent import Failures, step_of
+from gateway.telemetry.recent import KEPT, Failures, failure_of, step_of
 from gateway.telemetry.sums import BOUNDS, FAMILIES, MINUTE, Cells, Row, Table
 
 MAX_WAITING = 192
@@ -32,9 +32,6 @@ MAX_MODELS = 200
 
 MAX_CLIENTS = 200
 """The most names of tokens with a label of their own; the others share the label `other`."""
-
-ZEROS_AT_ONCE = 50
-"""How many rows of `Counting.expect` are made in one go."""
 
 _NO_ROUTE = "none"
 """The label `route` of requests that matched no route."""
@@ -89,31 +86,26 @@ class Counting:
         self._max_waiting = MAX_WAITING
         self._models: set[str] = set()
         self._clients: set[str] = set()
-        self._expected: set[Row] = set()
+        self._expected: set[tuple[str, str, str]] = set()
         self._connections_seen: dict[Row, int] = {}
         self._let_be_zero((family.name,) for family in FAMILIES if not family.labels)
         for known in (("direction", "request"), ("direction", "response"), ("route", _NO_ROUTE)):
-            self._let_be_zero(self._new_zeros(known))
+            self.expect(*known)
 
-    def expect(self, known: Iterable[tuple[str, ...]]) -> Iterator[None]:
-        """Make rows of 0 for what is new of *known*: of a series that begins with 1, `increase` misses the first.
+    def expect(self, label: str, value: str, backend: str = "") -> bool:
+        """Make rows of 0 for a *label* and its *value*; False if they were made before.
 
-        Each is a label and its value: `route`, `backend`, `client` (the name of a token), and `endpoint` with its URL
-        and its backend. Yields after every few new rows, when they are delivered: a look-up of a host name may bring
-        many new endpoints at once, while requests are served.
+        Without them `increase` would miss the first request of a series. *label* is `route`, `backend`, `client` (the
+        name of a token), or `endpoint` with its URL and its *backend*.
         """
-        zeros = chain.from_iterable(map(self._new_zeros, known))
-        while some := list(islice(zeros, ZEROS_AT_ONCE)):
-            self._let_be_zero(some)
-            self.add_up()
-            yield
-
-    def _new_zeros(self, known: tuple[str, ...]) -> Iterator[Row]:
-        if known in self._expected:
-            return
-        self._expected.add(known)
-        label, value, *backend = known
-        yield from _zeros_of(label, self._client_label(value) if label == "client" else value, *backend)
+        known = label, value, backend
+        is_new = known not in self._expected
+        if is_new:
+            self._expected.add(known)
+            if label == "client":
+                value = self._client_label(value)
+            self._let_be_zero(_zeros_of(label, value, backend))
+        return is_new
 
     def _client_label(self, name: str) -> str:
         """The label for the token called *name*: the name, or `other` after `MAX_CLIENTS` names."""
@@ -176,7 +168,7 @@ class Counting:
             alike[_kind_of(exchange), model if exchange.batch_rows else None].append(exchange)
         for (_, batched), group in alike.items():
             if group[0].error is not None:
-                self._failures.add(group)
+                self._failures.add(map(failure_of, group[-KEPT:]))
             for row, amounts in _sums_of(group, batched):
                 self._add(row, amounts)
 
@@ -209,7 +201,7 @@ class Counting:
         return "other"
 
 
-def _zeros_of(label: str, value: str, backend: str = "") -> Iterator[Row]:
+def _zeros_of(label: str, value: str, backend: str) -> Iterator[Row]:
     """The rows that are known once *label* may have *value*; those of an endpoint have its *backend*, too."""
     values = {"backend": [backend], **_KNOWN[label], label: [value]}
     is_no_route = (label, value) == ("route", _NO_ROUTE)
@@ -233,31 +225,28 @@ def _sums_of(group: list[Exchange], batched: str | None) -> Sums:
 
     *batched* is the label of their model if it is batched.
     """
-    one, n_requests = group[0], [len(group)]
-    route, minute = one.route, (MINUTE, one.route, one.backend)
-    yield (*minute, "requests"), n_requests
-    yield (*minute, one.protocol), n_requests
+    one, route, error = group[0], group[0].route, ("", "")
     if one.error is not None:
-        labels = one.error.label, blame_of(one.error, one.status).value
-        yield ("errors", route, *labels), n_requests
-        yield (*minute, "error", *labels), n_requests
-    yield (*minute, "seconds"), _each("seconds", group)
+        error = one.error.label, blame_of(one.error, one.status).value
+        yield ("errors", route, *error), [len(group)]
     for step, n_times in Counter(map(step_of, _each("seconds", group))).items():
-        yield (*minute, "step", step), [n_times]
+        yield (MINUTE, route, one.backend, one.protocol, *error, step), [n_times]
     yield ("client_request_bytes", route, one.client_format), _each("client_request_bytes", group)
     yield ("client_response_bytes", route, one.reply_format), _each("client_response_bytes", group)
     yield ("header_recovered",), _each("header_recovered", group)
     yield ("admission_wait_seconds",), filter(None, _each("queue_s", group))
-    yield from _attempt_sums_of(one, minute, list(chain.from_iterable(_each("attempts", group))))
-    if batched is not None:
-        yield from _batch_sums_of(batched, minute, group)
+    yield from _attempt_sums_of(one, list(chain.from_iterable(_each("attempts", group))))
+    if batched is not None:  # each batch counts with one of its requests
+        n_rows = [each.batch_rows for each in group if not (each.attempts and each.attempts[-1].is_joined)]
+        yield ("batch_rows", one.backend, batched), n_rows
+        yield ("batch_wait_seconds", one.backend, batched), _each("batch_wait_s", group)
     if one.is_transcoded:
-        yield from _codec_sums_of("request", one.client_format, "input_datatypes", minute, group)
+        yield from _codec_sums_of("request", one.client_format, "input_datatypes", group)
         if one.error is None:
-            yield from _codec_sums_of("response", one.reply_format, "output_datatypes", minute, group)
+            yield from _codec_sums_of("response", one.reply_format, "output_datatypes", group)
 
 
-def _attempt_sums_of(one: Exchange, minute: Row, attempts: list[Attempt]) -> Sums:
+def _attempt_sums_of(one: Exchange, attempts: list[Attempt]) -> Sums:
     """Of the *attempts* of exchanges of the same kind as *one*.
 
     An attempt that several requests of a batch share is counted by one of them; only its bytes are divided.
@@ -267,7 +256,6 @@ def _attempt_sums_of(one: Exchange, minute: Row, attempts: list[Attempt]) -> Sum
     yield ("upstream_response_bytes", one.route, one.upstream_format), _each("response_bytes", attempts)
     attempts = [attempt for attempt in attempts if not attempt.is_joined]
     yield ("upstream_seconds", backend), _each("seconds", attempts)
-    yield (*minute, "upstream_seconds"), _each("seconds", attempts)
     for name, field in (("upstream_first_byte_seconds", "first_byte_s"), ("upstream_queue_seconds", "queue_s")):
         yield (name, backend), [seconds for seconds in _each(field, attempts) if seconds is not None]
     for end, n_times in Counter(map(_end_of, attempts)).items():
@@ -276,31 +264,16 @@ def _attempt_sums_of(one: Exchange, minute: Row, attempts: list[Attempt]) -> Sum
         yield ("retries", backend, reason), [n_times]
 
 
-def _batch_sums_of(model: str, minute: Row, group: list[Exchange]) -> Sums:
-    """Of requests to a *model* that is batched: each batch counts with one of them."""
-    n_rows = [each.batch_rows for each in group if not (each.attempts and each.attempts[-1].is_joined)]
-    yield ("batch_rows", group[0].backend, model), n_rows
-    yield ("batch_wait_seconds", group[0].backend, model), _each("batch_wait_s", group)
-    yield (*minute, "batches"), [len(n_rows)]
-    yield (*minute, "batch_rows"), n_rows
-    yield (*minute, "batched_requests"), [len(group)]
-    yield (*minute, "batch_wait_seconds"), _each("batch_wait_s", group)
-
-
-def _codec_sums_of(direction: str, format_: Format, datatypes: str, minute: Row, group: list[Exchange]) -> Sums:
+def _codec_sums_of(direction: str, format_: Format, datatypes: str, group: list[Exchange]) -> Sums:
     """Of the codec's work in one *direction*; if the exchanges have failed, of that on requests."""
     yield ("transcode_seconds", direction), _each(f"{direction}_codec.seconds", group)
-    yield (*minute, "codec_seconds"), _each(f"{direction}_codec.seconds", group)
     yield ("nonfinite_values", direction), _each(f"{direction}_nonfinite", group)
     for datatype, n_tensors in Counter(chain.from_iterable(_each(datatypes, group))).items():
         yield ("tensors", direction, datatype), [n_tensors]
-    if group[0].error is None:
-        upstream_bytes = list(_each(f"{direction}_bytes", [exchange.attempts[-1] for exchange in group]))
-        client_bytes = list(_each(f"client_{direction}_bytes", group))
-        yield (*minute, f"upstream_{direction}_bytes"), upstream_bytes
-        yield (*minute, f"client_{direction}_bytes"), client_bytes
-        if format_ is Format.BINARY:
-            yield ("json_bytes_avoided", direction), [max(0, each) for each in map(sub, upstream_bytes, client_bytes)]
+    if group[0].error is None and format_ is Format.BINARY:
+        upstream_bytes = _each(f"{direction}_bytes", [exchange.attempts[-1] for exchange in group])
+        client_bytes = _each(f"client_{direction}_bytes", group)
+        yield ("json_bytes_avoided", direction), [max(0, each) for each in map(sub, upstream_bytes, client_bytes)]
 
 
 def _each(name: str, records: Iterable[Exchange | Attempt]) -> Iterator[Any]:

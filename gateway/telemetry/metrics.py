@@ -60,9 +60,8 @@ class Metrics:
     def add(self, batch: Batch) -> bool:
         """Add the counts of a process; always True, which tells `Counting` that they were taken."""
         self._table.add(each for each in batch.rows if each[0][0] != MINUTE)
-        self.recent.add(each for each in batch.rows if each[0][0] == MINUTE)
-        for failure in reversed(batch.failures):
-            self.failures.keep(failure)
+        self.recent.add(batch.rows)
+        self.failures.add(reversed(batch.failures))
         return True
 
     def count_replaced(self) -> None:

@@ -17,7 +17,8 @@ Cells = list[float]
 """A counter has one cell. A histogram has one for each bucket, then one for the sum of all amounts."""
 
 MINUTE = "minute"
-"""The name of rows that are no metric: counters for the last minute, see `recent`."""
+"""The name of rows that are no metric, but for the last minute: requests by route, backend, protocol, reason and blame
+of the error (empty without one), and the step of their duration (`recent`)."""
 
 _SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
 # Neighbouring bounds differ by a factor of 2.5 at most, so a quantile is off by this factor at most.

@@ -123,7 +123,10 @@ async def test_the_status_page_tells_the_protocols_apart(server: JsonServer, tmp
         async with session.get(f"{gateway.url}/v2") as response:
             assert response.status == 200
         async with asyncio.timeout(20):
-            while (await status_of(session, gateway.admin))["last_minute"]["protocols"] != {"http": 1, "grpc": 3}:
+            while (await status_of(session, gateway.admin))["last_minute"]["all"]["protocols"] != {
+                "http": 1,
+                "grpc": 3,
+            }:
                 await asyncio.sleep(0.1)
         page = await open_page()
         await page.open(gateway.admin)
