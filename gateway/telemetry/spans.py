@@ -1,13 +1,13 @@
 """Makes the spans of a request from its finished exchange, for a collector (OTLP over HTTP).
 
 The request has a span of kind server; below it each attempt has a span of kind client, and the codec's work on the
-request and on the answer one each. Names follow OpenTelemetry's conventions for HTTP, or for gRPC; names of the
-gateway's own begin with `tensor_gateway.`. Queries of URLs are left out, since they may hold secrets.
+request and on the answer one each. Attributes follow OpenTelemetry's conventions for HTTP, or for gRPC; those of the
+gateway's own begin with `tensor_gateway.`. A request over HTTP is called by its method and its route in the
+configuration, which have few values. Queries of URLs are left out, since they may hold secrets.
 Imported only where tracing is configured (`tracing`). Not here: ids, and which traces are sampled.
 """
 
 import os
-import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -38,9 +38,6 @@ SEND_EVERY_S = 1.0
 EXPORT_S = 5.0
 """How long the collector may take for a batch, repeated tries included; after that the batch is dropped."""
 
-ANSWER_BYTES = 4096
-"""How many bytes of a collector's answer are read; after a longer answer the connection is closed."""
-
 DETAIL_CHARACTERS = 512
 """How many characters of an error's text a span's status has."""
 
@@ -50,11 +47,6 @@ PATH_CHARACTERS = 1024
 _SCOPE = InstrumentationScope("tensor-gateway", __version__)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET = Status()
-# Paths of the protocol. Models and versions become placeholders, because `http.route` must have few values.
-_MODEL_PATH = re.compile(
-    r"(.*/models)/[^/]+(/versions/[^/]+)?(/(?:infer|generate|generate_stream|ready|stats|config))?"
-)
-_OTHER_PATHS = frozenset({"/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index"})
 
 Described = tuple[str, dict[str, Any], Status]
 """A span's name, its attributes (None for what does not apply to it), and its status."""
@@ -64,21 +56,9 @@ def processor_of(settings: config.Tracing) -> BatchSpanProcessor:
     """Sends spans to a collector, from a thread of its own; connects only when there are spans."""
     endpoint = settings.endpoint if urlsplit(settings.endpoint).path else f"{settings.endpoint}/v1/traces"
     session = requests.Session()
-    session.stream = True
-    session.hooks["response"].append(_take_answer)
+    session.max_redirects = 0  # a POST that follows one becomes a GET, and its success that of the spans
     exporter = OTLPSpanExporter(endpoint, headers=settings.headers, timeout=EXPORT_S, session=session)
     return BatchSpanProcessor(exporter, QUEUE_SPANS, SEND_EVERY_S * 1000, BATCH_SPANS)
-
-
-def _take_answer(response: requests.Response, **_: object) -> None:
-    """Read a collector's answer, if it is short. Raises `HTTPError` for a redirect, which would count as a success."""
-    length = response.headers.get("Content-Length", "")
-    if length.isdecimal() and int(length) <= ANSWER_BYTES:
-        response.raw.read(ANSWER_BYTES)
-    response.close()
-    if 300 <= response.status_code < 400:
-        target = response.headers.get("Location", "nowhere")
-        raise requests.HTTPError(f"it answered {response.status_code}, a redirect to {target}")
 
 
 def resource_of(service_name: str) -> Resource:
@@ -147,14 +127,12 @@ def _request(exchange: Exchange) -> Described:
             "rpc.response.status_code": exchange.rpc_status or None,
         }
     else:
-        route = _route_of(path) if is_routed else None
-        name = exchange.method if route is None else f"{exchange.method} {route}"
+        name = f"{exchange.method} {exchange.route}" if is_routed else exchange.method
         attributes = {
             "http.request.method": exchange.method,
             "url.scheme": exchange.scheme,
             "url.path": path[:PATH_CHARACTERS],
             "http.response.status_code": exchange.status or None,
-            "http.route": route,
         }
     attributes |= {
         "client.address": exchange.client,
@@ -216,13 +194,3 @@ def _failure(attempt: Attempt) -> str:
     if attempt.code == "none":  # given up because the client has left, which is not the endpoint's fault
         return ErrorKind.CLIENT_CLOSED.label
     return "" if attempt.code.isdecimal() and attempt.code < "400" else attempt.code
-
-
-def _route_of(path: str) -> str | None:
-    """*path* with the names in it left out; None if it is none of the protocol."""
-    if path in _OTHER_PATHS:
-        return path
-    found = _MODEL_PATH.fullmatch(path)
-    if found is None:
-        return None
-    return f"{found[1]}/{{model}}{'/versions/{version}' if found[2] else ''}{found[3] or ''}"
