@@ -26,30 +26,11 @@ _SHARED = memoryview(bytearray(READ_BYTES))
 
 # Alerts of a server that refuses the gateway's certificate, or that requires one (RFC 8446 section 6.2).
 _REFUSED = (
-    ("CERTIFICATE_REQUIRED", "it requires a client certificate: set {where}.certificate and {where}.key"),
-    (
-        "ACCESS_DENIED BAD_CERTIFICATE CERTIFICATE_EXPIRED CERTIFICATE_REVOKED CERTIFICATE_UNKNOWN DECRYPT_ERROR "
-        "UNKNOWN_CA UNSUPPORTED_CERTIFICATE",
-        "it does not accept the gateway's certificate, {where}.certificate ({reason})",
-    ),
+    "ACCESS_DENIED BAD_CERTIFICATE CERTIFICATE_EXPIRED CERTIFICATE_REQUIRED CERTIFICATE_REVOKED CERTIFICATE_UNKNOWN "
+    "DECRYPT_ERROR HANDSHAKE_FAILURE UNKNOWN_CA UNSUPPORTED_CERTIFICATE"
 )
-# Other alerts, and OpenSSL's reasons for bytes that are no TLS handshake.
-_FAILED = (
-    *_REFUSED,
-    ("HANDSHAKE_FAILURE", "it refused the TLS handshake{hint}"),
-    (
-        "WRONG_VERSION_NUMBER HTTP_REQUEST PACKET_LENGTH_TOO_LONG RECORD_LAYER_FAILURE UNKNOWN_PROTOCOL",
-        "it does not speak TLS; if it speaks plain HTTP, write http:// in the endpoint",
-    ),
-    (
-        "UNSUPPORTED_PROTOCOL PROTOCOL_VERSION VERSION_TOO_LOW DH_KEY_TOO_SMALL",
-        "it speaks only versions of TLS that are too old; expected 1.2 or later",
-    ),
-    (
-        "UNRECOGNIZED_NAME TLSV1_UNRECOGNIZED_NAME",
-        "it has no certificate for the name {name!r}: set {where}.server_name",
-    ),
-)
+# OpenSSL's reasons for bytes that are no TLS handshake.
+_NO_TLS = "HTTP_REQUEST PACKET_LENGTH_TOO_LONG RECORD_LAYER_FAILURE UNKNOWN_PROTOCOL WRONG_VERSION_NUMBER"
 
 # OpenSSL's codes of the reasons not to accept a certificate (X509_V_ERR_...), and what to do about them.
 _NOT_ACCEPTED = (
@@ -207,7 +188,7 @@ async def connect(
     except BaseException as error:
         transport.abort()
         if isinstance(error, ssl.SSLError):
-            raise TlsError(_why(error, tls, name)) from None
+            raise TlsError(_why(error, tls.where)) from None
         if isinstance(error, ConnectionError):
             raise TlsError(f"it closed the connection in the TLS handshake ({type(error).__name__})") from None
         raise
@@ -220,14 +201,9 @@ def why_refused(error: BaseException | None, where: str) -> str | None:
     With TLS 1.3 the client's handshake is over before the server has judged the client's certificate. The alert ends
     the server's handshake, so the server has read nothing of a request. *where* is the path of the settings.
     """
-    return _said(_REFUSED, error, where=where) if isinstance(error, ssl.SSLError) else None
-
-
-def _said(rows: tuple[tuple[str, str], ...], error: ssl.SSLError, **values: str) -> str | None:
-    """The words for *error* in *rows* of names and words, filled with *values*; None if no row has the error."""
-    name = _name_of(error)
-    words = next((words for names, words in rows if name in names.split()), None)
-    return words.format(reason=name.replace("_", " ").lower(), **values) if words is not None else None
+    if not isinstance(error, ssl.SSLError) or _name_of(error) not in _REFUSED.split():
+        return None
+    return f"it requires a client certificate, or refuses {where}.certificate: {_words_of(error)}"
 
 
 def _name_of(error: ssl.SSLError) -> str:
@@ -236,12 +212,15 @@ def _name_of(error: ssl.SSLError) -> str:
     return reason.partition("ALERT_")[2] or reason
 
 
-def _why(error: ssl.SSLError, tls: TlsContext, name: str) -> str:
-    """Why the handshake with the server called *name* failed, in words."""
-    where = tls.where
+def _words_of(error: ssl.SSLError) -> str:
+    return _name_of(error).replace("_", " ").lower()
+
+
+def _why(error: ssl.SSLError, where: str) -> str:
+    """Why a handshake with a server failed, in words; *where* is the path of the settings."""
     if isinstance(error, ssl.SSLCertVerificationError):
         what_to_do = next((words for codes, words in _NOT_ACCEPTED if error.verify_code in codes), "")
         return f"its certificate is not accepted: {error.verify_message.rstrip('.')}{what_to_do.format(where=where)}"
-    hint = "" if tls.settings.certificate else f"; if it requires a client certificate, set {where}.certificate"
-    said = _said(_FAILED, error, where=where, hint=hint, name=tls.server_name or name)
-    return said or f"the TLS handshake failed: {_name_of(error).replace('_', ' ').lower()}"
+    if _name_of(error) in _NO_TLS.split():
+        return "it does not speak TLS; if it speaks plain HTTP, write http:// in the endpoint"
+    return why_refused(error, where) or f"the TLS handshake failed: {_words_of(error)}; see {where}"
