@@ -4,7 +4,6 @@ The parts are put together here and nowhere else; read this file to see which pa
 """
 
 import asyncio
-import ctypes
 import gc
 import logging
 import os
@@ -12,7 +11,6 @@ import secrets
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import zip_longest
 
 from gateway import certificates
@@ -46,31 +44,17 @@ FIRST_HEAD_S = 1.0
 LOOK_S = 0.02
 """How often draining checks whether anything is still in flight."""
 
-KEPT_BYTES = 8 * 1024 * 1024
-"""How much freed memory at the top of the heap stays with the process. An array of at least half this size is mapped
-from the kernel by itself, and unmapped when it is freed."""
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-
 log = logging.getLogger("gateway")
 
 
 def settle() -> None:
-    """Tune the process once it has started, before it serves: garbage collection and freed memory.
+    """Tune the garbage collection once the process has started, before it serves.
 
     Objects that exist now live until the process ends, so they are no longer searched for garbage: a full collection
     would walk every object of every imported module and hold the event loop for 20 ms.
-
-    Freed memory stays with the process, up to `KEPT_BYTES`. Left to itself glibc may give a request's buffers back to
-    the kernel, depending on which was freed first, and the next request must fault them in again: up to 900 pages,
-    2 ms, for strings of a megabyte.
     """
     gc.collect()
     gc.freeze()
-    with suppress(AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES // 2)
-        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def file_problems(config: Config) -> Iterator[tuple[str, str]]:

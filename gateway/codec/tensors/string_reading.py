@@ -56,8 +56,8 @@ RUN_BYTES = 32 * 1024
 BLOB_BYTES = 1024 * 1024
 """Behind so many bytes of elements the next ones go into another blob.
 
-As one, a large tensor would grow over the size from which on the C library asks the kernel for memory (4 MiB, see
-`app.settle`), and be copied there in a single step, which takes 2 ms.
+As one, a large tensor would grow over the size from which on the C library asks the kernel for memory, up to 32 MiB
+with glibc, and be copied there in a single step, which takes 2 ms for 4 MiB.
 """
 
 _B64 = rb'(?:"b64"[ \t\r\n]*+:[ \t\r\n]*+)?"'
