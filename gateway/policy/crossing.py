@@ -3,7 +3,7 @@
 Everything here works on the names of fields; no body is looked at.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -77,6 +77,9 @@ class Asking(Protocol):
     """The address of the other end of the connection, or `UNIX_PEER`."""
     is_from_proxy: bool
     """Whether the peer is a trusted proxy, which may say who the client is."""
+    scheme: str
+    host: str
+    """The host in the request; empty if the request named none."""
 
 
 class BackendHeaders:
@@ -116,11 +119,18 @@ class BackendHeaders:
         of_proxy = self._never | dropped
         of_others = of_proxy | _SAID_BY_PROXIES
         coded, uncoded = self._added(*added), self._added(*added, _IDENTITY)
-        names_client = "x-forwarded-for" not in self._removed
+        names_client, names_scheme, names_host = (
+            f"x-forwarded-{name}" not in self._removed for name in ("for", "proto", "host")
+        )
 
         def fields_for(client: Asking) -> Fields:
             headers, is_from_proxy = client.headers, client.is_from_proxy
             fields = _without(headers, of_proxy if is_from_proxy else of_others)
+            said: Container[str] = headers.first if is_from_proxy else ()
+            if names_scheme and "x-forwarded-proto" not in said:
+                fields.append(("X-Forwarded-Proto", client.scheme))
+            if names_host and client.host and "x-forwarded-host" not in said:
+                fields.append(("X-Forwarded-Host", client.host))
             hop = _hops(client) if is_from_proxy else client.peer
             if names_client and hop and hop != UNIX_PEER:
                 fields.append(("X-Forwarded-For", hop))

@@ -38,7 +38,9 @@ CLIENT = Headers(
         ("x-a", "2"),
     ]
 )
-FORWARDED = [("X-Forwarded-For", "p")]
+WHERE = [("X-Forwarded-Proto", "http"), ("X-Forwarded-Host", "h")]
+HOP = [("X-Forwarded-For", "p")]
+FORWARDED = WHERE + HOP
 KEPT = [("Authorization", "a"), ("X-A", "1"), ("x-a", "2")]
 BODY = [
     ("Content-Type", "application/octet-stream"),
@@ -57,6 +59,8 @@ JSON = [("Content-Type", "application/json")]
 class Asked:
     headers: Headers
     peer: str = "p"
+    scheme: str = "http"
+    host: str = "h"
     is_from_proxy: bool = False
 
 
@@ -86,7 +90,7 @@ def test_a_client_that_accepts_no_coding_gets_none() -> None:
 def test_the_configuration_sets_and_removes_whatever_the_client_or_the_gateway_says() -> None:
     changed = headers({"X-A": "3", "content-type": "x"}, "AUTHORIZATION", "X-Forwarded-For", "accept-encoding")
     fields = changed.transcoded(Asked(CLIENT))
-    assert fields == [*TRACE, *ASKED, *PARTIAL, ("X-A", "3"), ("content-type", "x")]
+    assert fields == [*TRACE, *ASKED, *PARTIAL, *WHERE, ("X-A", "3"), ("content-type", "x")]
 
 
 SAID = [
@@ -160,11 +164,11 @@ def test_what_proxies_say_crosses_from_them_alone(name: str) -> None:
 
 
 def test_a_client_without_an_address_is_no_hop() -> None:
-    assert headers().relayed(Asked(Headers([]), peer=UNIX_PEER)) == UNCODED
+    assert headers().relayed(Asked(Headers([]), peer=UNIX_PEER)) == [*WHERE, *UNCODED]
     behind_a_proxy = Headers([("X-Forwarded-For", "a"), ("X-Forwarded-For", "b")])
-    assert headers().relayed(Asked(behind_a_proxy, peer=UNIX_PEER)) == UNCODED
+    assert headers().relayed(Asked(behind_a_proxy, peer=UNIX_PEER)) == [*WHERE, *UNCODED]
     fields = headers().relayed(Asked(behind_a_proxy, peer=UNIX_PEER, is_from_proxy=True))
-    assert fields == [("X-Forwarded-For", "a, b"), *UNCODED]
+    assert fields == [*WHERE, ("X-Forwarded-For", "a, b"), *UNCODED]
 
 
 @pytest.mark.parametrize("name", ["Content-MD5", "Digest", "Content-Digest", "Repr-Digest"])

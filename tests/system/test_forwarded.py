@@ -15,17 +15,17 @@ APPENDING = "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for; proxy_
 
 
 @pytest.mark.parametrize(
-    ("trusted", "client", "chain", "schemes"),
+    ("trusted", "client", "chain", "scheme"),
     [
         # the client, which asks from 127.0.0.2, claims to be 1.1.1.1
-        ("[127.0.0.1]", "127.0.0.2", "1.1.1.1, 127.0.0.2, 127.0.0.1", ["https"]),
-        ("[127.0.0.0/8]", "1.1.1.1", "1.1.1.1, 127.0.0.2, 127.0.0.1", ["https"]),
-        ("[10.0.0.0/8]", "127.0.0.1", "127.0.0.1", []),
-        ("[]", "127.0.0.1", "127.0.0.1", []),
+        ("[127.0.0.1]", "127.0.0.2", "1.1.1.1, 127.0.0.2, 127.0.0.1", "https"),
+        ("[127.0.0.0/8]", "1.1.1.1", "1.1.1.1, 127.0.0.2, 127.0.0.1", "https"),
+        ("[10.0.0.0/8]", "127.0.0.1", "127.0.0.1", "http"),
+        ("[]", "127.0.0.1", "127.0.0.1", "http"),
     ],
 )
 async def test_a_trusted_nginx_names_the_client(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, trusted: str, client: str, chain: str, schemes: list[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trusted: str, client: str, chain: str, scheme: str
 ) -> None:
     caplog.set_level(logging.INFO, "gateway.access")
     (port,) = free_ports(1)
@@ -39,5 +39,5 @@ async def test_a_trusted_nginx_names_the_client(
                     assert reply.status == 200
     for seen in backend.seen:
         assert seen.values("X-Forwarded-For") == [chain]
-        assert seen.values("X-Forwarded-Proto") == schemes
+        assert seen.values("X-Forwarded-Proto") == [scheme]
     assert [json.loads(line)["client"] for line in access_lines(caplog)] == [client] * 3

@@ -116,7 +116,7 @@ async def test_only_what_a_trusted_proxy_says_of_a_client_is_passed_on(
                         ]
                         wanted.append(client)
                     else:
-                        assert [seen.values(name) for name in names] == [[address], [], []]
+                        assert [seen.values(name) for name in names] == [[address], [], ["http"]]
                         wanted.append(address)
                 writer.close()
     assert [json.loads(line)["client"] for line in access_lines(caplog)] == wanted
