@@ -35,8 +35,8 @@ FRESH_S = 1.0
 If it is older, the server is asked for it again beside the inference, and the answer waits for the new description.
 """
 
-_UNTOLD = (401, 403)
-"""Statuses of servers that may describe a model to other clients."""
+LACKING = frozenset({404, 405, 501})
+"""Statuses by which a server says that it does not have a path, or not with this method."""
 
 log = logging.getLogger("gateway")
 
@@ -68,7 +68,6 @@ class Foreign:
             # it does not know this request, which would wait for the garbage collector otherwise
             read = partial(_read_description, call, dialect, self._configured, asked)
             self._question = Question(call, asked, read)
-        self._is_asking = False  # whether the description is asked for beside the inference
         self._described: ModelDescription
         self._request: DialectRequest
 
@@ -113,12 +112,13 @@ class Foreign:
             described = await self.description(FRESH_S)
             written = self._written(described)
         self._described = described
+        refresh = None
         if self._question is not None and self._is_old(described):
-            self._is_asking = True
+            refresh = partial(self._refresh, self._question)
             await self._question.begin()
             if call.upstream.connections.is_full:  # else an inference on the last connection would wait for itself
                 await self._question.answer()
-        return Prepared(request, written, self._decoder, self._refresh, self._other_decoder, target)
+        return Prepared(request, written, self._decoder, refresh, self._other_decoder, target)
 
     def _written(self, described: ModelDescription) -> WrittenRequest:
         """The request for the model as it is *described*. Raises `GatewayError`, and `CodecError` for a wrong request.
@@ -135,18 +135,14 @@ class Foreign:
 
     # The answer
 
-    def _decoder(self) -> Decoder:
-        return self._decoder_by(self._described)
-
-    async def _refresh(self) -> None:
+    async def _refresh(self, question: Question) -> None:
         """Wait for a description at most `FRESH_S` old when the request was sent. Raises `GatewayError`."""
-        if self._question is not None and self._is_asking:
-            try:
-                self._described = self._usable(await self._question.answer())
-            except GatewayError as error:
-                # a new error, with `sent`: the inference has been executed, and must not be repeated for the question
-                words, body = error.message, error.body
-                raise GatewayError(error.kind, words, headers=error.headers, status=error.status, body=body) from error
+        try:
+            self._described = self._usable(await question.answer())
+        except GatewayError as error:
+            # a new error, with `sent`: the inference has been executed, and must not be repeated for the question
+            words, body = error.message, error.body
+            raise GatewayError(error.kind, words, headers=error.headers, status=error.status, body=body) from error
 
     async def _other_decoder(self, answer: Answer) -> Decoder | None:
         """A decoder by the model's description of this moment, if it has changed."""
@@ -154,18 +150,15 @@ class Foreign:
         if question is None or not described.is_complete:
             return None
         answer.give_up()  # everything is read, and the question may need the answer's connection
-        newer = question.known()
-        if newer is None or newer is described:
-            try:
-                await question.begin()
-                newer = await question.answer()
-            except GatewayError as error:
-                log.debug("no description of %s: %s", self.call.exchange.path, error.message)
-                return None
-        return None if newer.outputs == described.outputs else self._decoder_by(newer)
+        try:
+            await question.begin()
+            self._described = await question.answer()
+        except GatewayError as error:
+            log.debug("no description of %s: %s", self.call.exchange.path, error.message)
+        return None if self._described.outputs == described.outputs else self._decoder()
 
-    def _decoder_by(self, described: ModelDescription) -> Decoder:
-        call = self.call
+    def _decoder(self) -> Decoder:
+        call, described = self.call, self._described
         form, limits = self.dialect.answer_form(described), call.plan.header_limits
         walk = Walk(form, described, self._request.selection, limits=limits)
         return DialectAnswer(walk, model=call.match.model or "", request_id=self._request.id, version=self.version)
@@ -183,9 +176,7 @@ class Foreign:
         try:
             return self._usable(await self._question.get(max_age_s))
         except GatewayError as error:
-            if error.kind is not ErrorKind.BACKEND_ERROR or error.status in _UNTOLD or not is_undescribed(error):
-                raise
-            if not await self.is_ready():
+            if error.status not in LACKING or not await self.is_ready():
                 raise
             return self._configured
 
@@ -207,10 +198,10 @@ class Foreign:
 
     async def is_ready(self) -> bool:
         """Whether the server says that the model is ready. Raises `GatewayError`, also if there is no such model."""
-        dialect = self.dialect
-        if dialect.is_configured and not self.live_path:
+        asked = self.paths.ready or self.live_path
+        if not asked:
             return self.call.upstream.is_usable
-        path = self.path_of(self.live_path if dialect.is_configured else self.paths.ready)
+        path, dialect = self.path_of(asked), self.dialect
 
         async def read(answer: Answer) -> bool:
             if answer.status >= 300:

@@ -18,11 +18,8 @@ from gateway.client.request import ClientRequest
 from gateway.codec import v2_metadata
 from gateway.errors import ErrorKind, GatewayError
 from gateway.serving.call import ERROR_BYTES, Call
-from gateway.serving.foreign import FRESH_S, Foreign
+from gateway.serving.foreign import FRESH_S, LACKING, Foreign
 from gateway.serving.speech import configured_metadata
-
-LACKING = frozenset({404, 405, 501})
-"""Statuses by which a server says that it does not have a path, or not with this method."""
 
 MAX_ASKED_BYTES = 4096
 """The longest question for the index of models that is passed on."""

@@ -207,9 +207,10 @@ class Walk:
                 f"{where}expected a list with {len(node.inside)} values, one for each output "
                 f"({listed(node.outputs)}), got {n_items} (at {node.path})"
             )
-        has = f"has the members {listed(there)}" if there else "has no members"
         lost = [inner for key, inner in node.inside.items() if key not in there]
-        self._note(lost, f"{node.path} {has if node.code == OBJECT else f'is a list of {n_items}'}")
+        if lost:
+            has = f"has the members {listed(there)}" if there else "has no members"
+            self._note(lost, f"{node.path} {has if node.code == OBJECT else f'is a list of {n_items}'}")
 
     def _entry(self, node: Node, key: Key, text: Text, there: dict[Key, None]) -> Reading[None]:
         """Read the value of *key* in an object or a list, and add a key that an error may name to *there*."""
