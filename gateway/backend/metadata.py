@@ -28,10 +28,9 @@ KEPT_BYTES = 16 * 1024
 MAX_BYTES = 1024 * 1024
 """How many bytes of a server's (`GET /v2`) or a model's metadata are read."""
 
+_LATER = frozenset({408, 425, 429})  # statuses of 4xx that say that the same question may be answered later
 
 T = TypeVar("T")
-
-_LATER = frozenset({408, 425, 429})  # statuses of 4xx that say that the same question may be answered later
 
 
 class _Object(msgspec.Struct):
@@ -73,7 +72,6 @@ class ModelMetadata(Generic[T]):
         """The time of each question by the event loop's clock, its answer, and how many bytes keeping it takes."""
         self._asking: dict[Key, asyncio.Task[tuple[T, int]]] = {}
         """Questions without an answer yet."""
-        self._sum_bytes = 0
 
     def known(self, key: Key, max_age_s: float = LIFE_S) -> T | None:
         """The answer for *key* if it was asked for less than *max_age_s* ago; else None."""
@@ -97,7 +95,7 @@ class ModelMetadata(Generic[T]):
         """Forget all versions of a model, because it was loaded or unloaded."""
         for key in (*self._kept, *self._asking):
             if key[0] == backend and f"{key[1]}/".startswith(f"{model_path}/"):
-                self._drop(key)
+                self._kept.pop(key, None)
                 self._asking.pop(key, None)
 
     def _keep(self, key: Key, asked_s: float, task: asyncio.Task[tuple[T, int]]) -> None:
@@ -106,18 +104,12 @@ class ModelMetadata(Generic[T]):
         if self._asking.get(key) is not task:
             return
         del self._asking[key]
-        self._drop(key)
-        if answer is None or not n_bytes:
-            return
-        n_bytes += KEPT_BYTES + len(key[1]) + sum(sys.getsizeof(text) for field in key[2] for text in field)
-        self._kept[key] = asked_s, answer, n_bytes
-        self._sum_bytes += n_bytes
-        while self._sum_bytes > MAX_KEPT_BYTES:
-            self._drop(next(iter(self._kept)))
-
-    def _drop(self, key: Key) -> None:
-        if key in self._kept:
-            self._sum_bytes -= self._kept.pop(key)[2]
+        self._kept.pop(key, None)
+        if answer is not None and n_bytes:
+            n_bytes += KEPT_BYTES + len(key[1]) + sum(sys.getsizeof(text) for field in key[2] for text in field)
+            self._kept[key] = asked_s, answer, n_bytes
+        while sum([kept[2] for kept in self._kept.values()]) > MAX_KEPT_BYTES:
+            del self._kept[next(iter(self._kept))]
 
     async def close(self) -> None:
         """Cancel all questions, and forget all answers."""
@@ -125,4 +117,3 @@ class ModelMetadata(Generic[T]):
             task.cancel()
         self._asking.clear()
         self._kept.clear()
-        self._sum_bytes = 0
