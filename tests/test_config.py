@@ -386,8 +386,8 @@ def test_what_is_said_of_models_reaches_the_codec() -> None:
     backend = parse(one_backend(f"{text} format: row, signature: s}}, '*': {{}}}}")).backends["a"]
     assert {pattern: model.description for pattern, model in backend.models.items()} == {
         "m": ModelDescription(
-            inputs=(TensorDescription("x", DATATYPES["BF16"], (-1, 4)),),
-            outputs=(TensorDescription("y"), TensorDescription("z", None, ())),
+            inputs={"x": TensorDescription(DATATYPES["BF16"], (-1, 4))},
+            outputs={"y": TensorDescription(), "z": TensorDescription(None, ())},
             format="row",
             signature="s",
             has_output_order=True,

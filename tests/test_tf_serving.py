@@ -145,10 +145,10 @@ def test_its_metadata_and_status_are_understood(server: str, model: str) -> None
         return
     described = TENSORFLOW.read_description(text, "custom" if model == "no_default" else "")
     signature = next(iter(MODELS[model].versions[int(described.versions[0])].values()))
-    assert {tensor.name: tensor.shape for tensor in described.outputs} == {
+    assert {name: tensor.shape for name, tensor in described.outputs.items()} == {
         name: tensor.shape for name, tensor in signature.outputs.items()
     }
-    assert all(tensor.datatype is not None for tensor in described.inputs + described.outputs)
+    assert all(tensor.datatype is not None for tensor in (*described.inputs.values(), *described.outputs.values()))
 
 
 def test_it_lives_as_the_dialect_sees_it(server: str) -> None:

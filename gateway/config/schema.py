@@ -239,7 +239,7 @@ class Model(Part, frozen=True):
     @property
     def body(self) -> Body | None:
         """The body of inferences, as `request` says it; None without `request`."""
-        known = {tensor.name: (tensor.datatype, tensor.shape) for tensor in _described(self.inputs)}
+        known = {name: (tensor.datatype, tensor.shape) for name, tensor in _described(self.inputs).items()}
         return None if self.request is None else Body(self.request.body, known)
 
     @property
@@ -260,17 +260,16 @@ class Model(Part, frozen=True):
         )
 
 
-def _described(tensors: Mapping[str, ModelTensor]) -> tuple[TensorDescription, ...]:
-    return tuple(
-        TensorDescription(
-            name,
+def _described(tensors: Mapping[str, ModelTensor]) -> dict[str, TensorDescription]:
+    return {
+        name: TensorDescription(
             DATATYPES[tensor.datatype] if tensor.datatype is not None else None,
             tuple(tensor.shape) if tensor.shape is not None else None,
             tensor.encoding or "",
             tensor.missing if isinstance(tensor, ModelOutput) else None,
         )
         for name, tensor in tensors.items()
-    )
+    }
 
 
 class Backend(Part, frozen=True):

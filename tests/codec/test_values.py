@@ -26,7 +26,7 @@ from tests.codec.test_properties import PROFILE
 def test_short_value_is_what_a_sink_makes_of_it_or_left_to_the_sink(datatype: str, text: str) -> None:
     text = f"[{text}]"
     short = short_value(text.encode(), DATATYPES[datatype])
-    sink = Output(TensorDescription("y"), DATATYPES[datatype]).new_sink()
+    sink = Output("y", TensorDescription(), DATATYPES[datatype]).new_sink()
     try:
         for _ in ArrivingText.of_value(bytearray(text.encode())).pour(sink):
             pass

@@ -225,7 +225,7 @@ FORMS = [
 ]
 DESCRIPTIONS = [
     ModelDescription(
-        outputs=tuple(TensorDescription(name, DATATYPES[datatype]) for name, datatype in outputs.items()),
+        outputs={name: TensorDescription(DATATYPES[datatype]) for name, datatype in outputs.items()},
         has_output_order=True,
         is_complete=True,
     )
@@ -261,14 +261,14 @@ def values_by_name(text: bytes, form: AnswerForm, description: ModelDescription)
     """The outputs in an answer, as Python's parser reads it."""
     if form.tree.outputs:
         document = json.loads(text)
-        known = {tensor.name for tensor in description.outputs}  # a configuration has no paths of others
+        known = description.outputs  # a configuration has no paths of others
         return {name: at_path(path, document) for name, path in form.tree.outputs.items() if name in known}
     value = [value for name, value in json.loads(text, object_pairs_hook=list_of_pairs) if name in form.tree.inside][-1]
     value = with_objects(value)
     rows = value if isinstance(value, list) else [value]
     is_by_name = bool(rows) and isinstance(rows[0], dict) and not is_element(rows[0], form, description)
     if not is_by_name:
-        names = [tensor.name for tensor in description.outputs]
+        names = list(description.outputs)
         if len(names) == 1 or value == []:
             return dict.fromkeys(names, value)
         columns = zip(*value, strict=True) if form.in_rows else value
@@ -296,11 +296,7 @@ def with_objects(value: Any) -> Any:
 
 
 def is_element(value: dict[str, Any], form: AnswerForm, description: ModelDescription) -> bool:
-    return (
-        form.b64_objects
-        and next(iter(value), "") == "b64"
-        and "b64" not in {tensor.name for tensor in description.outputs}
-    )
+    return form.b64_objects and next(iter(value), "") == "b64" and "b64" not in description.outputs
 
 
 def shape_of(value: Any) -> list[int]:

@@ -8,7 +8,6 @@ import glob
 import json
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from itertools import islice
 
 import msgspec
@@ -40,7 +39,6 @@ _PLAIN_KEY = re.compile(r"(?!(?:null|true|false|yes|no|on|off|y|n)$)[a-z_][\w.-]
 class TensorDescription(msgspec.Struct, frozen=True):
     """One input or output; None is not known."""
 
-    name: str
     datatype: Datatype | None = None
     shape: tuple[int, ...] | None = None
     """-1 is a variable dimension."""
@@ -61,11 +59,13 @@ class Template(msgspec.Struct, frozen=True):
     """Where errors have their reason, behind `$`; empty: where those of all servers have it."""
 
 
-class ModelDescription(msgspec.Struct, frozen=True, dict=True):
+class ModelDescription(msgspec.Struct, frozen=True):
     """A model; what is empty is not known, or left to the dialect."""
 
-    inputs: tuple[TensorDescription, ...] = ()
-    outputs: tuple[TensorDescription, ...] = ()
+    inputs: Mapping[str, TensorDescription] = {}
+    """Every input that is known, by name."""
+    outputs: Mapping[str, TensorDescription] = {}
+    """Every output that is known, by name."""
     format: str = ""
     """Which of the dialect's forms requests have."""
     signature: str = ""
@@ -82,31 +82,21 @@ class ModelDescription(msgspec.Struct, frozen=True, dict=True):
     fault: str = ""
     """Why the server's own description of the model cannot be used; empty if it can."""
 
-    @cached_property
-    def inputs_by_name(self) -> Mapping[str, TensorDescription]:
-        """Every input that is known."""
-        return {tensor.name: tensor for tensor in self.inputs}
-
-    @cached_property
-    def outputs_by_name(self) -> Mapping[str, TensorDescription]:
-        """Every output that is known."""
-        return {tensor.name: tensor for tensor in self.outputs}
-
-    @cached_property
+    @property
     def nameless_input(self) -> TensorDescription | None:
         """The model's only input, if that input has no name."""
-        return self.inputs[0] if len(self.inputs) == 1 and not self.inputs[0].name else None
+        return self.inputs.get("") if len(self.inputs) == 1 else None
 
     def input_called(self, name: str) -> TensorDescription | None:
         """What is known of the input that a client calls *name*, which may call one without a name as it likes."""
-        return self.nameless_input or self.inputs_by_name.get(name)
+        return self.nameless_input or self.inputs.get(name)
 
     def merged(self, configured: "ModelDescription") -> "ModelDescription":
         """This description of a server's with what is *configured*, which wins."""
-        outputs = _merged(self.outputs_by_name, configured.outputs_by_name)
+        outputs = _merged(self.outputs, configured.outputs)
         return structs.replace(
             configured,
-            inputs=_merged(self.inputs_by_name, configured.inputs_by_name),
+            inputs=_merged(self.inputs, configured.inputs),
             outputs=outputs,
             versions=self.versions,
             platform=self.platform,
@@ -127,7 +117,7 @@ def check_known(
     Servers of other dialects convert numbers of another datatype, and some drop an input that they do not know, without
     a word in their answers. *model* is the name that the client knows.
     """
-    known = description.inputs_by_name
+    known = description.inputs
     for tensor in inputs:
         described = description.input_called(tensor.name)
         if described is None and known:
@@ -139,7 +129,7 @@ def check_known(
                 f"{tensor}: model {model!r} takes {datatype.name}, and its server would convert the values without a "
                 f"word; send {datatype.name}"
             )
-    outputs = description.outputs_by_name
+    outputs = description.outputs
     for name in selection.named if description.is_complete else ():
         if name not in outputs:
             raise CodecError(f"{label_of('output', name)} was requested, but the model has {listed(sorted(outputs))}")
@@ -152,7 +142,7 @@ def missing_datatype(
 
     *backend* and *model* are the names by which the configuration knows them.
     """
-    outputs = description.outputs_by_name
+    outputs = description.outputs
     wanted = selection.named or outputs or (SOME_OUTPUT,)
     unknown = [name for name in wanted if name not in outputs or outputs[name].datatype is None][:MAX_NAMED]
     if not unknown:
@@ -182,15 +172,12 @@ def v2_metadata(model: str, description: ModelDescription) -> bytes:
         metadata["versions"] = description.versions
     metadata["platform"] = description.platform
     for section, tensors in (("inputs", description.inputs), ("outputs", description.outputs)):
-        metadata[section] = [_v2_tensor(tensor) for tensor in tensors]
+        metadata[section] = entries = []
+        for name, tensor in tensors.items():
+            datatype = {"datatype": tensor.datatype.name} if tensor.datatype is not None else {}
+            shape = (-1,) if tensor.shape is None else tensor.shape
+            entries.append({"name": name or NAMELESS_INPUT, **datatype, "shape": shape})
     return msgspec.json.encode(metadata)
-
-
-def _v2_tensor(tensor: TensorDescription) -> dict[str, object]:
-    entry: dict[str, object] = {"name": tensor.name or NAMELESS_INPUT}
-    if tensor.datatype is not None:
-        entry["datatype"] = tensor.datatype.name
-    return {**entry, "shape": (-1,) if tensor.shape is None else tensor.shape}
 
 
 def _yaml_key(name: str) -> str:
@@ -209,12 +196,12 @@ def listed(names: Iterable[str | int]) -> str:
 
 def _merged(
     theirs: Mapping[str, TensorDescription], ours: Mapping[str, TensorDescription]
-) -> tuple[TensorDescription, ...]:
+) -> dict[str, TensorDescription]:
     """Tensors in the order of the configuration, if it has all of them; else the server's, and then all others."""
-    merged = []
+    merged = {}
     for name in ours if theirs.keys() <= ours.keys() else {**theirs, **ours}:
         tensor = theirs.get(name) or ours[name]
         wins = ours.get(name, tensor)
         shape = tensor.shape if wins.shape is None else wins.shape
-        merged.append(structs.replace(wins, datatype=wins.datatype or tensor.datatype, shape=shape))
-    return tuple(merged)
+        merged[name] = structs.replace(wins, datatype=wins.datatype or tensor.datatype, shape=shape)
+    return merged

@@ -34,13 +34,13 @@ class Output:
     """An output that the client wants, and its values so far."""
 
     def __init__(
-        self, described: TensorDescription, datatype: Datatype, path: str = "", *, b64_objects: bool = False
+        self, name: str, described: TensorDescription, datatype: Datatype, path: str = "", *, b64_objects: bool = False
     ) -> None:
         """*described* is what the model's description says of it, *path* where answers have it, if it has a path.
 
         *b64_objects* is that of `AnswerForm`.
         """
-        self.name = described.name
+        self.name = name
         self.datatype = datatype
         self.is_base64 = datatype.kind is Kind.BYTES and described.encoding == "base64"
         """Whether the elements are strings of base64."""

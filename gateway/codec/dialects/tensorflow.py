@@ -124,16 +124,12 @@ class TensorFlow(Dialect):
 # What it says
 
 
-def _tensors(described: Any) -> tuple[TensorDescription, ...]:
-    known = described if isinstance(described, dict) else {}
-    return tuple(
-        TensorDescription(
-            name,
-            DTYPES.get(str(find(("dtype",), tensor)).removesuffix("_REF")),
-            _shape(find(("tensor_shape",), tensor)),
-        )
-        for name, tensor in sorted(known.items())
-    )
+def _tensors(described: Any) -> dict[str, TensorDescription]:
+    tensors = {}
+    for name, tensor in sorted(described.items()) if isinstance(described, dict) else ():
+        datatype = DTYPES.get(str(find(("dtype",), tensor)).removesuffix("_REF"))
+        tensors[name] = TensorDescription(datatype, _shape(find(("tensor_shape",), tensor)))
+    return tensors
 
 
 def _shape(shape: Any) -> tuple[int, ...] | None:

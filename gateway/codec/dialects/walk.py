@@ -73,7 +73,7 @@ class Walk:
         self.form = form
         self.has_paths = bool(form.tree.outputs)
         """Whether each output has a path; else one member of the answer has all of them."""
-        self.described = description.outputs_by_name
+        self.described = description.outputs
         self._description = description
         self.selection = selection
         self._limits = limits
@@ -157,7 +157,7 @@ class Walk:
             raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
         if described is None or described.datatype is None:
             raise CodecError(f"{label_of('output', name)}: its datatype is not known; {SETTING} can say it")
-        self.found[name] = output = Output(described, described.datatype, path, b64_objects=self.form.b64_objects)
+        self.found[name] = output = Output(name, described, described.datatype, path, b64_objects=self.form.b64_objects)
         if len(self.found) > self._limits.max_tensors:
             raise CodecError(
                 f"more than {self._limits.max_tensors} outputs, which is the most that `limits.tensors` allows"

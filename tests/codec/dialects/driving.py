@@ -45,7 +45,7 @@ def tensorflow_row(signature: str = "") -> Writer:
 
 
 def mlflow_inputs(is_unnamed: bool = False) -> Writer:
-    return writer(MLFLOW, ModelDescription((TensorDescription(""),) if is_unnamed else ()))
+    return writer(MLFLOW, ModelDescription({"": TensorDescription()} if is_unnamed else {}))
 
 
 def mlflow_instances() -> Writer:

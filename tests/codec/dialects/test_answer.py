@@ -36,11 +36,11 @@ JSON = OutputSelection()
 
 def described(**outputs: str | tuple[str, tuple[int, ...]]) -> ModelDescription:
     """A model with *outputs*: name and datatype, or datatype and shape."""
-    tensors = []
+    tensors = {}
     for name, said in outputs.items():
         datatype, shape = (said, None) if isinstance(said, str) else said
-        tensors.append(TensorDescription(name, DATATYPES.get(datatype), shape))
-    return ModelDescription(outputs=tuple(tensors))
+        tensors[name] = TensorDescription(DATATYPES.get(datatype), shape)
+    return ModelDescription(outputs=tensors)
 
 
 def listed(**outputs: str | tuple[str, tuple[int, ...]]) -> ModelDescription:
@@ -737,7 +737,7 @@ def test_tensors_in_any_form_come_back_bit_for_bit(form: str, data: st.DataObjec
         "y": data.draw(tensors(rows))
     }
     description = ModelDescription(
-        outputs=tuple(TensorDescription(name, DATATYPES[tensor[0]]) for name, tensor in drawn.items()),
+        outputs={name: TensorDescription(DATATYPES[tensor[0]]) for name, tensor in drawn.items()},
         has_output_order=True,
     )
     values = {name: printed(whole(flat, shape), dice) for name, (_, shape, flat, _) in drawn.items()}

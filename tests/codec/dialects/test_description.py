@@ -28,30 +28,30 @@ FP32, INT64 = DATATYPES["FP32"], DATATYPES["INT64"]
 EVERYTHING = OutputSelection()
 
 
-def outputs(*tensors: TensorDescription) -> ModelDescription:
+def outputs(tensors: dict[str, TensorDescription]) -> ModelDescription:
     return ModelDescription(outputs=tensors)
 
 
 def test_what_is_configured_wins_member_by_member_and_the_rest_stays() -> None:
     said = ModelDescription(
-        inputs=(TensorDescription("x", FP32, (-1, 4)),),
-        outputs=(TensorDescription("a", FP32, (-1,)), TensorDescription("b", INT64, (-1, 2))),
+        inputs={"x": TensorDescription(FP32, (-1, 4))},
+        outputs={"a": TensorDescription(FP32, (-1,)), "b": TensorDescription(INT64, (-1, 2))},
         versions=("3",),
         platform="tensorflow_savedmodel",
     )
     configured = ModelDescription(
-        inputs=(TensorDescription("x", None, (1, 4)),),
-        outputs=(TensorDescription("c", INT64), TensorDescription("b", FP32)),
+        inputs={"x": TensorDescription(None, (1, 4))},
+        outputs={"c": TensorDescription(INT64), "b": TensorDescription(FP32)},
         format="row",
         signature="other",
     )
     assert said.merged(configured) == ModelDescription(
-        inputs=(TensorDescription("x", FP32, (1, 4)),),
-        outputs=(
-            TensorDescription("a", FP32, (-1,)),
-            TensorDescription("b", FP32, (-1, 2)),
-            TensorDescription("c", INT64),
-        ),
+        inputs={"x": TensorDescription(FP32, (1, 4))},
+        outputs={
+            "a": TensorDescription(FP32, (-1,)),
+            "b": TensorDescription(FP32, (-1, 2)),
+            "c": TensorDescription(INT64),
+        },
         format="row",
         signature="other",
         versions=("3",),
@@ -59,27 +59,35 @@ def test_what_is_configured_wins_member_by_member_and_the_rest_stays() -> None:
     )
 
 
-def test_the_order_of_outputs_is_the_configurations_where_it_lists_all_of_them() -> None:
-    a, b, c = TensorDescription("a", FP32), TensorDescription("b", INT64), TensorDescription("c", FP32)
+@pytest.mark.parametrize(
+    ("said", "configured", "expected", "has_output_order"),
+    [
+        ("ab", "ba", "ba", True),
+        ("ab", "cba", "cba", True),
+        ("ab", "b", "ab", False),
+        ("ab", "cb", "abc", False),
+        ("ab", "", "ab", False),
+    ],
+)
+def test_the_order_of_outputs_is_the_configurations_where_it_lists_all_of_them(
+    said: str, configured: str, expected: str, has_output_order: bool
+) -> None:
+    def listed(names: str) -> dict[str, TensorDescription]:
+        return {name: TensorDescription(INT64 if name == "b" else FP32) for name in names}
 
-    def configured(*tensors: TensorDescription) -> ModelDescription:
-        return ModelDescription(outputs=tensors, has_output_order=True)
-
-    assert outputs(a, b).merged(configured(b, a)) == configured(b, a)
-    assert outputs(a, b).merged(configured(c, b, a)) == configured(c, b, a)
-    assert outputs(a, b).merged(configured(b)) == outputs(a, b)
-    assert outputs(a, b).merged(configured(c, b)) == outputs(a, b, c)
-    assert outputs(a, b).merged(UNKNOWN) == outputs(a, b)
+    merged = outputs(listed(said)).merged(ModelDescription(outputs=listed(configured), has_output_order=True))
+    assert "".join(merged.outputs) == expected
+    assert merged == ModelDescription(outputs=listed(expected), has_output_order=has_output_order)
 
 
 def test_a_block_that_says_nothing_changes_nothing() -> None:
-    said = ModelDescription(outputs=(TensorDescription("y", FP32, ()),), versions=("1",), platform="p")
+    said = ModelDescription(outputs={"y": TensorDescription(FP32, ())}, versions=("1",), platform="p")
     assert said.merged(UNKNOWN) == said
 
 
 def test_a_configured_scalar_is_no_missing_shape() -> None:
-    said = outputs(TensorDescription("y", FP32, (-1,)))
-    assert said.merged(outputs(TensorDescription("y", None, ()))) == outputs(TensorDescription("y", FP32, ()))
+    said = outputs({"y": TensorDescription(FP32, (-1,))})
+    assert said.merged(outputs({"y": TensorDescription(None, ())})) == outputs({"y": TensorDescription(FP32, ())})
 
 
 def test_the_first_pattern_that_matches_counts() -> None:
@@ -92,9 +100,9 @@ def test_the_first_pattern_that_matches_counts() -> None:
 @pytest.mark.parametrize(
     ("described", "selection"),
     [
-        (outputs(TensorDescription("y", FP32)), EVERYTHING),
-        (outputs(TensorDescription("y", FP32)), OutputSelection(named={"y": True})),
-        (outputs(TensorDescription("y", FP32), TensorDescription("z")), OutputSelection(named={"y": False})),
+        (outputs({"y": TensorDescription(FP32)}), EVERYTHING),
+        (outputs({"y": TensorDescription(FP32)}), OutputSelection(named={"y": True})),
+        (outputs({"y": TensorDescription(FP32), "z": TensorDescription()}), OutputSelection(named={"y": False})),
     ],
 )
 def test_nothing_is_missing_where_every_wanted_datatype_is_known(
@@ -113,13 +121,13 @@ def test_nothing_is_missing_where_every_wanted_datatype_is_known(
             {"m": {"outputs": {"NAME": {"datatype": "FP32"}}}},
         ),
         (
-            outputs(TensorDescription("y", FP32), TensorDescription("no: 1")),
+            outputs({"y": TensorDescription(FP32), "no: 1": TensorDescription()}),
             EVERYTHING,
             "model 'm': the datatype of output 'no: 1' is not known (known outputs are y), and",
             {"m": {"outputs": {"no: 1": {"datatype": "FP32"}}}},
         ),
         (
-            outputs(TensorDescription("y")),
+            outputs({"y": TensorDescription()}),
             OutputSelection(named={"y": True, "Yes": True}),
             "model 'm': the datatype of output 'y', output 'Yes' is not known, and",
             {"m": {"outputs": {"y": {"datatype": "FP32"}, "Yes": {"datatype": "FP32"}}}},
@@ -168,7 +176,7 @@ def test_the_lines_for_any_names_make_the_request_possible(model: str, named: li
 
 
 def test_words_about_many_outputs_are_bounded() -> None:
-    many = outputs(*(TensorDescription(f"{index}" * 1000) for index in range(1000)))
+    many = outputs({f"{index}" * 1000: TensorDescription() for index in range(1000)})
     words = missing_datatype(many, EVERYTHING, dialect="mlflow", backend="b", model="m")
     assert words is not None
     assert len(words) < MAX_NAMED * 5000
@@ -183,20 +191,20 @@ def test_an_output_that_the_model_does_not_have_is_named_with_those_that_it_has(
             return str(error)
         return ""
 
-    described = outputs(TensorDescription("b"), TensorDescription("a"))
+    described = outputs({"b": TensorDescription(), "a": TensorDescription()})
     assert not words(described, EVERYTHING)
     assert not words(described, OutputSelection(False, {"a": True}))
     selection = OutputSelection(False, {"a": True, "c": True})
     assert words(described, selection) == "output 'c' was requested, but the model has 'a', 'b'"
     assert words(UNKNOWN, selection) == "output 'a' was requested, but the model has none"
-    many = outputs(*(TensorDescription(f"y{index}") for index in range(MAX_NAMED + 5)))
+    many = outputs({f"y{index}": TensorDescription() for index in range(MAX_NAMED + 5)})
     assert words(many, selection).count("'y") == MAX_NAMED
 
 
 def test_v2_metadata_has_what_clients_look_for() -> None:
     described = ModelDescription(
-        inputs=(TensorDescription("", FP32, (-1, 4)), TensorDescription("b")),
-        outputs=(TensorDescription("y", INT64), TensorDescription("s", FP32, ())),
+        inputs={"": TensorDescription(FP32, (-1, 4)), "b": TensorDescription()},
+        outputs={"y": TensorDescription(INT64), "s": TensorDescription(FP32, ())},
         versions=("1", "2"),
         platform="tensorflow_savedmodel",
     )
@@ -214,6 +222,6 @@ def test_v2_metadata_has_what_clients_look_for() -> None:
 
 
 def test_only_a_single_input_may_have_no_name() -> None:
-    nameless, named = TensorDescription("", FP32), TensorDescription("x", FP32)
-    found = [ModelDescription(inputs).nameless_input for inputs in ((), (nameless,), (named,), (nameless, named))]
-    assert found == [None, nameless, None, None]
+    nameless, named = {"": TensorDescription(FP32)}, {"x": TensorDescription(FP32)}
+    models = [ModelDescription(inputs) for inputs in ({}, nameless, named, {**nameless, **named})]
+    assert [model.nameless_input for model in models] == [None, TensorDescription(FP32), None, None]

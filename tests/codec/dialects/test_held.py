@@ -22,7 +22,7 @@ CHUNK_BYTES = 64 * 1024
 
 
 def described(names: dict[str, str]) -> ModelDescription:
-    outputs = tuple(TensorDescription(name, DATATYPES[names[name]]) for name in names)
+    outputs = {name: TensorDescription(DATATYPES[names[name]]) for name in names}
     return ModelDescription(outputs=outputs, has_output_order=True)
 
 

@@ -64,8 +64,8 @@ def test_the_reason_is_at_the_end(body: dict[str, object], words: str | None) ->
     ("described", "body"),
     [
         (ModelDescription(), {"inputs": {"x": [1.0, 2.5]}}),
-        (ModelDescription(inputs=(TensorDescription("x"),), format="inputs"), {"inputs": {"x": [1.0, 2.5]}}),
-        (ModelDescription(inputs=(TensorDescription(""),)), {"inputs": [1.0, 2.5]}),
+        (ModelDescription(inputs={"x": TensorDescription()}, format="inputs"), {"inputs": {"x": [1.0, 2.5]}}),
+        (ModelDescription(inputs={"": TensorDescription()}), {"inputs": [1.0, 2.5]}),
         (ModelDescription(format="dataframe_split"), {"dataframe_split": {"columns": ["x"], "data": [[1.0], [2.5]]}}),
     ],
 )

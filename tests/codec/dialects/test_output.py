@@ -18,7 +18,7 @@ def value_of(numbers: Any, nonfinite: int = 0) -> Value:
 
 
 def test_rows_are_put_behind_each_other_and_small_ones_are_joined() -> None:
-    output = Output(TensorDescription("y"), DATATYPES["INT64"])
+    output = Output("y", TensorDescription(), DATATYPES["INT64"])
     large = list(range(JOINED_BYTES // 8 + 1))
     for rows in ([[1]], [[2], [3]], [[number] for number in large], [[4]]):
         output.append(value_of(rows, 1))
@@ -31,7 +31,7 @@ def test_rows_are_put_behind_each_other_and_small_ones_are_joined() -> None:
 
 
 def test_what_is_joined_is_bounded() -> None:
-    output = Output(TensorDescription("y"), DATATYPES["INT64"])
+    output = Output("y", TensorDescription(), DATATYPES["INT64"])
     rows = 1000
     for _ in range(300):
         output.append(value_of([5] * rows))
@@ -42,7 +42,7 @@ def test_what_is_joined_is_bounded() -> None:
 
 
 def test_rows_of_another_shape_are_refused() -> None:
-    output = Output(TensorDescription("y"), DATATYPES["INT64"])
+    output = Output("y", TensorDescription(), DATATYPES["INT64"])
     output.append(value_of([[1, 2]]))
     for other in ([1], [[1]], [[[1, 2]]], [[1, 2, 3]]):
         with pytest.raises(

@@ -487,7 +487,7 @@ def test_memory_is_asked_for_before_it_is_taken() -> None:
 
 def test_raw_body_is_the_only_input() -> None:
     def raw(body: bytes, datatype: str, shape: tuple[int, ...]) -> DialectRequest:
-        described = ModelDescription((TensorDescription("x", DATATYPES[datatype], shape),))
+        described = ModelDescription({"x": TensorDescription(DATATYPES[datatype], shape)})
         return run(DialectRequest.parse(read_raw(memoryview(body), v2_metadata("m", described)), DEFAULT))
 
     request = raw(struct.pack("<4f", 1, 2, 3, 4), "FP32", (-1, 2))

@@ -20,7 +20,7 @@ from gateway.codec.dialects.dialect import Paths
 from gateway.errors import CodecError
 
 TEMPLATE = DIALECTS["template"]
-INPUTS = (TensorDescription("x", DATATYPES["FP32"]),)
+INPUTS = {"x": TensorDescription(DATATYPES["FP32"])}
 
 
 def model(path: str = "/predict", error: str | None = None) -> ModelDescription:

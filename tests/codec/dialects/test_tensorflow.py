@@ -58,8 +58,8 @@ def test_paths_have_the_verb_behind_a_colon() -> None:
 
 def test_the_usual_signature_is_read_if_none_is_named() -> None:
     assert TENSORFLOW.read_description(HALF_PLUS_TWO, "") == ModelDescription(
-        inputs=(TensorDescription("x", FP32, (-1, 1)),),
-        outputs=(TensorDescription("y", FP32, (-1, 1)),),
+        inputs={"x": TensorDescription(FP32, (-1, 1))},
+        outputs={"y": TensorDescription(FP32, (-1, 1))},
         versions=("123",),
         platform="tensorflow_savedmodel",
         is_complete=True,
@@ -68,7 +68,7 @@ def test_the_usual_signature_is_read_if_none_is_named() -> None:
 
 def test_another_signature_is_read_by_its_name_and_is_not_repeated_to_the_server() -> None:
     described = TENSORFLOW.read_description(HALF_PLUS_TWO, "regress_x_to_y")
-    assert described.inputs == (TensorDescription("inputs", DATATYPES["BYTES"], None),)
+    assert described.inputs == {"inputs": TensorDescription(DATATYPES["BYTES"], None)}
     assert described.signature == ""  # only what the configuration says is
 
 
@@ -85,7 +85,7 @@ def test_a_signature_that_is_not_there_is_an_error_that_names_the_others() -> No
 def test_every_datatype_of_v2_has_its_name_in_tensorflow(dtype: str, datatype: Datatype) -> None:
     for name in (dtype, f"{dtype}_REF"):
         text = metadata({"serving_default": signature({"x": info(name)}, {})})
-        assert TENSORFLOW.read_description(text, "").inputs == (TensorDescription("x", datatype, ()),)
+        assert TENSORFLOW.read_description(text, "").inputs == {"x": TensorDescription(datatype, ())}
 
 
 def test_the_table_of_datatypes_is_complete() -> None:
@@ -112,7 +112,7 @@ def test_the_table_of_datatypes_is_complete() -> None:
 @pytest.mark.parametrize("dtype", ["DT_QINT8", "DT_COMPLEX64", "DT_RESOURCE", "DT_INVALID", "float", ""])
 def test_a_datatype_that_v2_lacks_is_not_known(dtype: str) -> None:
     text = metadata({"serving_default": signature({}, {"y": info(dtype, "2")})})
-    assert TENSORFLOW.read_description(text, "").outputs == (TensorDescription("y", None, (2,)),)
+    assert TENSORFLOW.read_description(text, "").outputs == {"y": TensorDescription(None, (2,))}
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ def test_a_datatype_that_v2_lacks_is_not_known(dtype: str) -> None:
 )
 def test_shapes_are_read_as_protobuf_writes_them(shape: dict[str, Any], read: tuple[int, ...] | None) -> None:
     text = metadata({"serving_default": signature({}, {"y": {"dtype": "DT_FLOAT", "tensor_shape": shape}})})
-    assert TENSORFLOW.read_description(text, "").outputs == (TensorDescription("y", FP32, read),)
+    assert TENSORFLOW.read_description(text, "").outputs == {"y": TensorDescription(FP32, read)}
 
 
 def test_tensors_are_in_the_order_of_their_names_because_the_server_has_none() -> None:
     tensors = {name: info("DT_FLOAT") for name in ("b", "c", "a")}
     described = TENSORFLOW.read_description(metadata({"serving_default": signature(tensors, tensors)}), "")
-    assert [tensor.name for tensor in described.inputs + described.outputs] == ["a", "b", "c"] * 2
+    assert [*described.inputs, *described.outputs] == ["a", "b", "c"] * 2
 
 
 @pytest.mark.parametrize(

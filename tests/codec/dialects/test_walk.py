@@ -29,15 +29,15 @@ def read(
     limits: HeaderLimits = LIMITS,
 ) -> dict[str, Any]:
     """The outputs of the answer *text*: shape and values by name."""
-    described = [
-        TensorDescription(name, DATATYPES[datatype], (shapes or {}).get(name)) for name, datatype in datatypes.items()
-    ]
+    described = {
+        name: TensorDescription(DATATYPES[datatype], (shapes or {}).get(name)) for name, datatype in datatypes.items()
+    }
     body = text.encode()
     size = chunk_bytes or len(body) or 1
     reply = read_answer(
         [body[start : start + size] for start in range(0, len(body), size)],
         AnswerForm(tree_of(paths)),
-        ModelDescription(outputs=tuple(described)),
+        ModelDescription(outputs=described),
         selection,
         limits=limits,
     )
@@ -262,7 +262,7 @@ def test_memory_is_the_tensors_and_a_bounded_text(path: str) -> None:
     ).encode()
     chunks = [text[start : start + 64 * 1024] for start in range(0, len(text), 64 * 1024)]
     form = AnswerForm(tree_of({"y": path}))
-    description = ModelDescription(outputs=(TensorDescription("y", DATATYPES["FP64"]),))
+    description = ModelDescription(outputs={"y": TensorDescription(DATATYPES["FP64"])})
     tracemalloc.start()
     try:
         reply = read_answer(chunks, form, description, BINARY)
