@@ -26,7 +26,6 @@ from msgspec import Raw
 from gateway.codec.dialects.description import OCTETS_SUFFIX
 from gateway.codec.dialects.output import Output
 from gateway.codec.dialects.walk import Walk
-from gateway.codec.inference import label_of
 from gateway.codec.json.arriving import ArrivingText
 from gateway.codec.json.pieces import SPACE
 from gateway.codec.tensors import number_printing
@@ -76,7 +75,6 @@ class DialectAnswer:
         self._text.add(last)
         self._text.end()
         yield from self._read_on()
-        self._check()
         outputs = list(self._walk.found.values())
         for output in outputs:
             if output.is_base64:
@@ -92,18 +90,6 @@ class DialectAnswer:
         if self._text.buffer.strip(SPACE):
             raise CodecError(f"the JSON ends after {self._text.consumed} bytes, but more follows")
         self._text.buffer.clear()
-
-    def _check(self) -> None:
-        """Raise `CodecError` unless all is there that the client is to get, in the shapes that are said of it.
-
-        It gets what it has selected (protocol 4.5), or else all that the model is said to have.
-        """
-        walk = self._walk
-        for name in walk.selection.named or walk.described:
-            if name not in walk.found:
-                raise CodecError(f"{label_of('output', name)}: {walk.lacking(name)}")
-        for output in walk.found.values() if walk.has_paths else ():
-            output.check_shape()
 
     def _reply(self, outputs: list[Output]) -> Generator[None, None, Reply]:
         """The outputs as the client wants each of them, in V2's words (protocol 4.1, 4.4, 4.6)."""

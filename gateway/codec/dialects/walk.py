@@ -11,6 +11,7 @@ Not here: what paths are (`paths`), what an output is made of (`output`), and th
 """
 
 import re
+from collections.abc import Container, Iterable
 from itertools import chain, count
 from typing import Any
 
@@ -71,9 +72,8 @@ class Walk:
         self.found: dict[str, Output] = {}
         """The outputs that the client wants, by name, in the order in which they come."""
         self.form = form
-        self.has_paths = bool(form.tree.outputs)
-        """Whether each output has a path; else one member of the answer has all of them."""
-        self.described = description.outputs
+        self._has_paths = bool(form.tree.outputs)  # each output has one; else one member of the answer has all of them
+        self._described = description.outputs
         self._description = description
         self.selection = selection
         self._limits = limits
@@ -95,13 +95,19 @@ class Walk:
     def read(self, text: ArrivingText) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
         yield from self._value(self.form.tree, text)
-        if self._with_outputs is None and not self.has_paths:
+        if self._with_outputs is None and not self._has_paths:
             wanted = " or ".join(f"`{name}`" for name in self.form.tree.inside)
             raise CodecError(f"no {wanted}{self._error()}")
+        self._check(self.selection.named or self._described, self.found)  # protocol 4.5
+        for output in self.found.values() if self._has_paths else ():
+            output.check_shape()
 
-    def lacking(self, output: str) -> str:
-        """Why there is no *output*."""
-        return f"{self._lacking.get(output, 'the answer does not have it')}{self._error()}"
+    def _check(self, wanted: Iterable[str], found: Container[str], where: str = "") -> None:
+        """Raise `CodecError` unless all outputs that are *wanted* are *found*."""
+        for name in wanted:
+            if name not in found:
+                why = self._lacking.get(name, "the answer does not have it")
+                raise CodecError(f"{label_of('output', name)}: {where}{why}{self._error()}")
 
     def _error(self) -> str:
         """What the answer says of an error."""
@@ -150,7 +156,7 @@ class Walk:
         """The output *name*, a new one outside of rows; None if the client does not want it. Raises `CodecError`."""
         if name in self._columns:
             return self._columns[name]
-        described = self.described.get(name)
+        described = self._described.get(name)
         if not self.selection.is_wanted(name) or (described is None and not self._description.is_complete):
             return None
         if self._n_rows:
@@ -169,10 +175,10 @@ class Walk:
     def _node_of_all(self, path: str, beginning: bytes) -> Node:
         """The tree of all outputs, in the value at *path*. Raises `CodecError` if its *beginning* shows none."""
         found = _OBJECT.match(beginning)
-        has_elements = self.form.b64_objects and "b64" not in self.described  # such objects may be elements of BYTES
+        has_elements = self.form.b64_objects and "b64" not in self._described  # such objects may be elements of BYTES
         if found is not None and not (has_elements and is_key(found[2] or b"", b'"b64"')):
             return _ROWS_BY_NAME if found[1] else _BY_NAME
-        names = list(self.described)
+        names = list(self._described)
         if len(names) == 1:
             return Node(path, names[0], outputs={names[0]: path})
         has_no_rows = beginning.translate(None, SPACE).startswith(b"[]")  # which are those of every output
@@ -201,7 +207,7 @@ class Walk:
         else:
             yield from read_items(text, parse_list, read_run, lambda: self._entry(node, next(indexes), text, there))
         n_items = next(indexes)
-        if node.code == ARRAY and not self.has_paths and n_items != len(node.inside):
+        if node.code == ARRAY and not self._has_paths and n_items != len(node.inside):
             where = "" if self._row is None else f"row {self._n_rows}: "
             raise CodecError(
                 f"{where}expected a list with {len(node.inside)} values, one for each output "
@@ -261,7 +267,7 @@ class Walk:
         alone.
         """
         items: list[Any] = decoded(LISTS if row.code == ARRAY else OBJECTS, window)
-        if row.code == ARRAY and not self.has_paths and {len(row.inside)} != set(map(len, items)):
+        if row.code == ARRAY and not self._has_paths and {len(row.inside)} != set(map(len, items)):
             raise CodecError("a row of another length")
         inside = self._named(items) if row.has_names else row.inside
         columns: dict[str, bytes] = {}
@@ -292,13 +298,12 @@ class Walk:
         values: dict[str, Value] = {}
         self._row = values
         yield from self._value(row, text)
-        for name in self._columns:
-            if name not in values:
-                raise CodecError(f"{label_of('output', name)}: row {self._n_rows}: {self.lacking(name)}")
+        self._check(self._columns, values, f"row {self._n_rows}: ")
         for name, output in self._columns.items():
             yield from output.read_waiting()
             value = values.pop(name)
             output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
+            yield STEP
         self._n_rows += 1
 
     # What is on no path
