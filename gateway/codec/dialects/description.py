@@ -5,12 +5,12 @@ from here: from the server's own description, and from `models` in the configura
 """
 
 import glob
-import json
-import re
+import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
 import msgspec
+import yaml
 from msgspec import structs
 
 from gateway.codec.dialects.body import Body
@@ -32,8 +32,6 @@ KSERVE_HINT = "; format: row is for KServe, leave it out for TensorFlow Serving"
 
 MAX_NAMED = 20
 """The most inputs or outputs that an error names."""
-
-_PLAIN_KEY = re.compile(r"(?!(?:null|true|false|yes|no|on|off|y|n)$)[a-z_][\w.-]*", re.ASCII | re.IGNORECASE)
 
 
 class TensorDescription(msgspec.Struct, frozen=True):
@@ -148,16 +146,18 @@ def missing_datatype(
     if not unknown:
         return None
     known = [name for name, tensor in outputs.items() if tensor.datatype is not None]
-    others = f" (known outputs are {', '.join(known[:MAX_NAMED])})" if known else ""
+    others = f" (known outputs are {listed(known)})" if known else ""
     labels = ", ".join(label_of("output", name) for name in unknown)
     what = "the datatypes of its outputs are" if unknown == [SOME_OUTPUT] else f"the datatype of {labels} is"
-    entries = ", ".join(f"{_yaml_key(name)}: {{datatype: FP32}}" for name in unknown)
-    may_be_kserve = dialect == "tensorflow" and description.platform == description.format == ""
-    form, hint = ("format: row, ", KSERVE_HINT) if may_be_kserve else ("", "")
+    block: dict[str, object] = {"outputs": {name: {"datatype": "FP32"} for name in unknown}}
+    hint = ""
+    if dialect == "tensorflow" and description.platform == description.format == "":
+        block, hint = {"format": "row", **block}, KSERVE_HINT
+    lines = yaml.safe_dump({glob.escape(model): block}, default_flow_style=True, sort_keys=False, width=math.inf)
     return (
-        f"model {model!r}: {what} not known{others}, and answers of the dialect {dialect} do not say it. Add to the "
-        f"backend {backend!r} in the configuration, with the real names and datatypes{hint}: "
-        f"models: {{{_yaml_key(glob.escape(model))}: {{{form}outputs: {{{entries}}}}}}}"
+        f"model {model!r}: {what} not known{others}, and answers of the dialect {dialect} do not say it. "
+        f"Add to the backend {backend!r} in the configuration, with the real names and datatypes{hint}: "
+        f"models: {lines.strip()}"
     )
 
 
@@ -178,15 +178,6 @@ def v2_metadata(model: str, description: ModelDescription) -> bytes:
             shape = (-1,) if tensor.shape is None else tensor.shape
             entries.append({"name": name or NAMELESS_INPUT, **datatype, "shape": shape})
     return msgspec.json.encode(metadata)
-
-
-def _yaml_key(name: str) -> str:
-    """*name* as a key of YAML, in quotes where it needs them."""
-    if _PLAIN_KEY.fullmatch(name):
-        return name
-    # JSON leaves characters as they are that YAML refuses, or takes for the end of a line
-    quoted = json.dumps(name, ensure_ascii=False)
-    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
 
 def listed(names: Iterable[str | int]) -> str:

@@ -123,7 +123,7 @@ def test_nothing_is_missing_where_every_wanted_datatype_is_known(
         (
             outputs({"y": TensorDescription(FP32), "no: 1": TensorDescription()}),
             EVERYTHING,
-            "model 'm': the datatype of output 'no: 1' is not known (known outputs are y), and",
+            "model 'm': the datatype of output 'no: 1' is not known (known outputs are 'y'), and",
             {"m": {"outputs": {"no: 1": {"datatype": "FP32"}}}},
         ),
         (
