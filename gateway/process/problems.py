@@ -4,7 +4,7 @@ An operator who looks at the page at night asks first: is the gateway healthy, a
 answers this. Not here: the data (`status`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from gateway.telemetry.metrics import Reload
 from gateway.telemetry.reading import Certificate
 
 MANY_FAIL = 0.01
-"""The share of failed requests from which on they are a problem, and not merely mentioned."""
+"""The share of failed requests from which on they are a problem."""
 
 MOST_FAIL = 0.5
 """The share of failed requests from which on a backend does not work."""
@@ -23,16 +23,13 @@ MOST_FAIL = 0.5
 EXPIRES_SOON_S = 14 * 24 * 3600.0
 """How long before its end a certificate is a problem."""
 
-Severity = Literal["critical", "warning", "notice"]
-_SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "notice")
-
 
 class Problem(msgspec.Struct, frozen=True):
     """Something that an operator should know, in words."""
 
-    severity: Severity
-    """Critical: requests fail, or soon will. Notice: good to know, and nothing to do about here."""
-    about: Literal["backend", "gateway", "client", "configuration", "certificate"]
+    severity: Literal["critical", "warning"]
+    """Critical: requests fail, or soon will."""
+    about: Literal["backend", "gateway", "configuration", "certificate"]
     """Who has to act."""
     text: str
     since_s: float | None = None
@@ -42,64 +39,52 @@ class Problem(msgspec.Struct, frozen=True):
 
 def problems_of(status: Mapping[str, Any], not_ready: str | None) -> dict[str, Any]:
     """The `problems` in *status*, the worst first; the `state`, `ok` or the worst severity; the `headline`."""
-    backends, failures, all_ = status["backends"], status["failures"], status["last_minute"]["all"]
+    failures = status["failures"]
     problems = [
-        *chain.from_iterable(_backend_problems(backend, failures) for backend in backends),
-        *_failed(all_, "gateway", "The gateway failed or refused {}", failures),
-        *_failed(all_, "client", "Clients caused the failure of {}", failures, "notice"),
+        *chain.from_iterable(_backend_problems(backend, failures) for backend in status["backends"]),
+        *_failed(status["last_minute"]["all"], "gateway", "The gateway failed or refused", failures),
         *_reload_problems(status["reload"]),
         *_certificate_problems(status["certificates"], status["now_s"]),
     ]
     if not_ready is not None and not not_ready.startswith("no backend"):  # the backends have lines of their own
-        severity: Severity = "warning" if status["workers"] else "critical"
+        severity: Literal["critical", "warning"] = "warning" if status["workers"] else "critical"
         problems.insert(0, Problem(severity, "gateway", f"Not ready: {not_ready}"))
-    problems.sort(key=lambda problem: _SEVERITIES.index(problem.severity))
-    if problems and problems[0].severity != "notice":
-        return {"problems": problems, "state": problems[0].severity, "headline": problems[0].text}
-    is_known = all(backend["is_probed"] or backend["stats"]["requests"] for backend in backends)
-    headline = "All backends answer" if is_known else "No backend is known to be down"
-    return {"problems": problems, "state": "ok", "headline": headline}
+    problems.sort(key=lambda problem: problem.severity != "critical")
+    if not problems:
+        return {"problems": [], "state": "ok", "headline": "No backend is known to be down"}
+    return {"problems": problems, "state": problems[0].severity, "headline": problems[0].text}
 
 
-def _backend_problems(backend: Mapping[str, Any], failures: Sequence[Line]) -> Iterator[Problem]:
-    name, endpoints, stats = backend["name"], backend["endpoints"], backend["stats"]
+def _backend_problems(backend: Mapping[str, Any], failures: Iterable[Line]) -> Iterator[Problem]:
+    name, endpoints = backend["name"], backend["endpoints"]
     unusable = [endpoint for endpoint in endpoints if endpoint["state"] in ("down", "ejected")]
     if unusable:
         states = " or ".join(sorted({endpoint["state"] for endpoint in unusable}))
         text = f"{name}: endpoints {states}: {len(unusable)} of {len(endpoints)}"
         first = min(unusable, key=lambda endpoint: endpoint["since_s"])
-        severity: Severity = "critical" if len(unusable) == len(endpoints) else "warning"
-        yield Problem(severity, "backend", text, first["since_s"], first["reason"])
+        is_all = len(unusable) == len(endpoints)
+        yield Problem("critical" if is_all else "warning", "backend", text, first["since_s"], first["reason"])
     own = [failure for failure in failures if failure["backend"] == name]
-    yield from _failed(stats, "backend", f"{name}: {{}} failed", own)
+    yield from _failed(backend["stats"], "backend", f"{name} failed", own)
 
 
 def _failed(
-    stats: Mapping[str, Any],
-    blame: Literal["backend", "gateway", "client"],
-    words: str,
-    failures: Iterable[Line],
-    severity: Severity | None = None,
+    stats: Mapping[str, Any], blame: Literal["backend", "gateway"], words: str, failures: Iterable[Line]
 ) -> Iterator[Problem]:
-    """The failures with this *blame* as one problem; without a *severity* their share decides it."""
+    """The failures with this *blame* as one problem, if they are many."""
     n_failed, n_requests = stats["blames"].get(blame, 0), stats["requests"]
-    if not n_failed:
+    if not n_failed or n_failed < MANY_FAIL * n_requests:
         return
-    if severity is None:
-        share = n_failed / n_requests
-        severity = "critical" if share >= MOST_FAIL else "warning" if share >= MANY_FAIL else "notice"
     last = next((failure for failure in failures if failure["blame"] == blame), None)
     reason = f"the last: {last['reason']}: {last['detail']}" if last is not None else ""
-    many = words.format(f"{n_failed:,} of {n_requests:,} {'request' if n_requests == 1 else 'requests'}")
-    yield Problem(severity, blame, f"{many} in the last minute", None, reason)
+    text = f"{words} {n_failed:,} of {n_requests:,} requests in the last minute"
+    yield Problem("critical" if n_failed >= MOST_FAIL * n_requests else "warning", blame, text, None, reason)
 
 
 def _reload_problems(reload: Reload | None) -> Iterator[Problem]:
     if reload is not None and not reload.is_successful:
         text = "The last reload failed, and the configuration before it stays in use"
         yield Problem("warning", "configuration", text, reload.since_s, reload.words)
-    elif reload is not None and reload.words:
-        yield Problem("notice", "configuration", "A part of the configuration waits", reload.at_s, reload.words)
 
 
 def _certificate_problems(certificates: Iterable[Certificate], now_s: float) -> Iterator[Problem]:
