@@ -59,11 +59,13 @@ class TlsLayer(SSLProtocol):
     _sslobj: ssl.SSLObject
     _ssl_shutdown_timeout: float
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, on_closing: Callable[[BaseException | None], None] | None = None, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
         # one event loop serves all connections, and copies each piece before it reads the next
         self._ssl_buffer_view = self._ssl_buffer = _SHARED
-        self.on_closing: Callable[[BaseException | None], None] | None = None
+        self.on_closing = on_closing
         """Called before the socket closes, so that its counters can still be read."""
         self.version: str | None = None
         """The version of TLS after the handshake, such as `TLSv1.3`."""
@@ -144,22 +146,10 @@ async def accept(client: Any, protocol: asyncio.Protocol, context: ssl.SSLContex
 
     Raises `OSError` if the handshake fails, and its subclass `TimeoutError` if it takes longer than *timeout_s*.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    layer = TlsLayer(
-        *(loop, protocol, context, done),
-        server_side=True,
-        ssl_handshake_timeout=timeout_s,
-        ssl_shutdown_timeout=SHUTDOWN_S,
-    )
-    transport, _ = await loop.connect_accepted_socket(lambda: layer, client)
-    try:
-        await done
-    except BaseException as error:
-        transport.abort()
-        if isinstance(error, ConnectionAbortedError):  # from asyncio's timer
-            raise TimeoutError(f"the TLS handshake took longer than {timeout_s:g} s") from None
-        raise
+    async with asyncio.timeout(timeout_s):
+        # asyncio's own timer, which ends a handshake without saying why, must not be the first
+        longer_s = timeout_s + SHUTDOWN_S
+        await _shake_hands(client, protocol, context, server_side=True, ssl_handshake_timeout=longer_s)
 
 
 async def connect(
@@ -174,23 +164,25 @@ async def connect(
     The configuration's `server_name` takes precedence over *name*. *on_closing* is called before the socket closes.
     Raises `TlsError`, or another `OSError`.
     """
+    expected, context = tls.server_name or name, tls.contexts[HTTP1]
+    try:
+        return await _shake_hands(server, protocol, context, on_closing=on_closing, server_hostname=expected)
+    except ssl.SSLError as error:
+        raise TlsError(_why(error, tls.where)) from None
+    except ConnectionError as error:
+        raise TlsError(f"it closed the connection in the TLS handshake ({type(error).__name__})") from None
+
+
+async def _shake_hands(sock: Any, protocol: asyncio.Protocol, context: ssl.SSLContext, **options: Any) -> TlsLayer:
+    """Put TLS between the connected socket *sock* and *protocol*; *options* are those of `TlsLayer`."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
-    layer = TlsLayer(
-        *(loop, protocol, tls.contexts[HTTP1], done),
-        server_hostname=tls.server_name or name,
-        ssl_shutdown_timeout=SHUTDOWN_S,
-    )
-    layer.on_closing = on_closing
-    transport, _ = await loop.create_connection(lambda: layer, sock=server)
+    layer = TlsLayer(loop, protocol, context, done, ssl_shutdown_timeout=SHUTDOWN_S, **options)
+    transport, _ = await loop.connect_accepted_socket(lambda: layer, sock)
     try:
         await done
-    except BaseException as error:
+    except BaseException:
         transport.abort()
-        if isinstance(error, ssl.SSLError):
-            raise TlsError(_why(error, tls.where)) from None
-        if isinstance(error, ConnectionError):
-            raise TlsError(f"it closed the connection in the TLS handshake ({type(error).__name__})") from None
         raise
     return layer
 
