@@ -65,11 +65,9 @@ def file_problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def require_usable_files(config: Config) -> None:
-    """Raise `ConfigError` for the first of `file_problems`, and warn of certificates that have expired."""
+    """Raise `ConfigError` for the first of `file_problems`."""
     for key, reason in file_problems(config):
         raise ConfigError(f"{key}: {reason}")
-    for key, reason in certificates.tls_warnings(config):
-        log.warning("%s: %s", key, without_hidden_paths(config, reason))
 
 
 def new_name() -> str:

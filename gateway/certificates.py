@@ -9,6 +9,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,8 +26,6 @@ MAX_PEM_BYTES = 16 * 1024**2
 
 HTTP1, HTTP2 = "http/1.1", "h2"
 """The protocols above TLS, by their names in the handshake (ALPN)."""
-
-_NO_CERTIFICATE = "holds no certificate in PEM form, or a damaged one"
 
 log = logging.getLogger("gateway")
 
@@ -86,8 +85,7 @@ class TlsContext:
         except ConfigError as error:
             log.error("%s; the certificates that were read before stay in use", error)
             return
-        until = f", valid until {self.expires_at:%Y-%m-%d}" if self.expires_at is not None else ""
-        log.info("%s: changed files were read again%s", self.where, until)
+        log.info("%s: changed files were read again", self.where)
 
     def _load(self) -> None:
         """Read the files. Raises `ConfigError`, and the contexts stay as they were."""
@@ -140,14 +138,6 @@ def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
             yield path, reason
 
 
-def tls_warnings(config: Config, now: datetime | None = None) -> Iterator[tuple[str, str]]:
-    """The gateway's own certificates that have expired by *now* (with a zone): the path of the key, and the reason."""
-    for where, settings in tls_settings(config):
-        expires_at = _expiry(settings)
-        if expires_at is not None and expires_at <= (now or datetime.now(UTC)):
-            yield f"{where}.certificate", f"{settings.certificate}: the certificate expired on {expires_at:%Y-%m-%d}"
-
-
 def _stamp(path: str) -> Stamp:
     try:
         found = os.stat(path)
@@ -183,19 +173,15 @@ def _load_own(context: ssl.SSLContext, where: str, settings: Settings) -> None:
     certificate, key = settings.certificate, settings.key
     if certificate is None or key is None:  # the schema wants both or none
         return
-    of_certificate, of_key = f"{where}.certificate: {certificate}", f"{where}.key: {key}"
-    _check_readable(of_certificate, certificate)
-    _check_readable(of_key, key)
-    if not _decoded(certificate):
-        raise ConfigError(f"{of_certificate}: {_NO_CERTIFICATE}")
+    _check_readable(f"{where}.certificate: {certificate}", certificate)
+    _check_readable(f"{where}.key: {key}", key)
     try:
         context.load_cert_chain(certificate, key, password="")  # else OpenSSL asks for one at the terminal
     except (OSError, ValueError) as error:
-        reason = _words(error)
-        if reason in ("key values mismatch", "key type mismatch"):
-            raise ConfigError(f"{of_key}: does not belong to the certificate in {certificate}") from None
-        expected = "expected a private key in PEM form without a passphrase (openssl pkey -in FILE -out FILE)"
-        raise ConfigError(f"{of_key}: cannot be used: {reason}; {expected}") from None
+        expected = "expected a certificate and its private key in PEM form, the key without a passphrase"
+        raise ConfigError(
+            f"{where}.key: {key}: cannot be used with {certificate}: {_words(error)}; {expected}"
+        ) from None
 
 
 def _load_authorities(context: ssl.SSLContext, where: str, path: str) -> None:
@@ -204,7 +190,8 @@ def _load_authorities(context: ssl.SSLContext, where: str, path: str) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: {path}: {_NO_CERTIFICATE}: {_words(error)}") from None
+        expected = "expected certificates in PEM form"
+        raise ConfigError(f"{where}: {path}: cannot be used: {_words(error)}; {expected}") from None
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 
@@ -222,21 +209,13 @@ def _words(error: Exception) -> str:
     return reason.replace("_", " ").lower() if isinstance(reason, str) else "malformed"
 
 
-def _decoded(path: str) -> dict[str, object]:
-    """The fields of the first certificate in the file *path*; empty if no certificate can be read.
-
-    Python's public functions decode only the certificates of connections.
-    """
-    try:
-        read_file(Path(path), MAX_PEM_BYTES)  # refuses a pipe, for which OpenSSL would wait
-        return dict(ssl._ssl._test_decode_cert(path))  # type: ignore[attr-defined]
-    except (OSError, ValueError):
-        return {}
-
-
 def _expiry(settings: Settings) -> datetime | None:
-    """When the gateway's own certificate expires; None if it has none, or one that cannot be read."""
-    return None if settings.certificate is None else expiry_of(_decoded(settings.certificate))
+    """When the gateway's own certificate expires; None if it has none, or one that cannot be read any more."""
+    if settings.certificate is not None:
+        with suppress(OSError, ValueError):
+            # Python's public functions decode only the certificates of connections
+            return expiry_of(ssl._ssl._test_decode_cert(settings.certificate))  # type: ignore[attr-defined]
+    return None
 
 
 def expiry_of(decoded: dict[str, object]) -> datetime | None:

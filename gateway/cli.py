@@ -21,7 +21,6 @@ from gateway import __version__, demo
 from gateway.app import file_problems, settle
 from gateway.backend.first_look import look_at
 from gateway.backend.tasks import Tasks
-from gateway.certificates import tls_warnings
 from gateway.config import MAX_FILE_BYTES, Config, for_backend, inspect, inspect_bytes, json_schema, load
 from gateway.config.values import nearest
 from gateway.doctor import Given, examine
@@ -174,8 +173,6 @@ def _checked(file: str) -> int:
         # errors inside of files that keys name, such as certificates, except for keys that have an error already
         for key, reason in file_problems(found.read):
             found.add(found.errors, key, reason)
-        for key, reason in tls_warnings(found.read):
-            found.add(found.warnings, key, reason)
     for text in found.texts():
         print(text, file=sys.stderr)
     if found.config is not None:
