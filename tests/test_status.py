@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,6 @@ from gateway.demo import JsonServer
 from gateway.errors import Blame, ErrorKind
 from gateway.exchange import Attempt, Exchange
 from gateway.pacing import Pacer
-from gateway.process import application as application_module
 from gateway.process import supervisor as supervisor_module
 from gateway.process.problems import Problem
 from gateway.process.status import Status, status_of
@@ -597,29 +596,6 @@ async def test_a_worker_that_hangs_or_dies_does_not_hide_the_others(
             os.kill(pid, signal.SIGKILL)
             await status_when(client, lambda status: pid not in [each["pid"] for each in status["workers"]])
             await status_when(client, lambda status: status["state"] == "ok" and len(status["workers"]) == 2)
-    finally:
-        await supervisor.stop()
-
-
-@pytest.mark.slow
-async def test_many_open_pages_cost_no_more_than_one(server: JsonServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = 0
-
-    def count_and_make(*arguments: Any) -> Status:
-        nonlocal made
-        made += 1
-        return status_of(*arguments)
-
-    monkeypatch.setattr(application_module, "status_of", count_and_make)
-    monkeypatch.setattr("gateway.process.admin.FRESH_S", DEADLINE_S)
-    text = f"backends: {{a: {{endpoints: ['{server.url}']}}}}\nlogging: {{access: none}}\n"
-    supervisor = await Supervisor.start(parse(f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\n{text}"))
-    try:
-        async with aiohttp.ClientSession() as session:
-            client = Client(session, None, supervisor.listen_url, supervisor.admin_url)  # type: ignore[arg-type]
-            pending: list[Awaitable[Any]] = [status_from(client) for _ in range(20)]
-            assert all(len(each["workers"]) == 2 for each in await asyncio.gather(*pending))
-        assert made == 1
     finally:
         await supervisor.stop()
 

@@ -6,7 +6,6 @@ Not here: the data of the status page (`status`).
 import asyncio
 import logging
 import re
-import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -24,9 +23,6 @@ from gateway.process.status import Status
 
 MAX_CONNECTIONS = 64
 """The most connections of operators and machines; beyond it the oldest is closed, so that probes always get through."""
-
-FRESH_S = 0.5
-"""How old a status may be that is given again: many pages that are open cost no more than two a second."""
 
 log = logging.getLogger("gateway")
 
@@ -85,9 +81,6 @@ class AdminListener:
     def __post_init__(self) -> None:
         self._scraping = asyncio.Lock()
         """Held by one scrape at a time, so that each turn of the event loop makes one piece however many wait."""
-        self._looked_s = -FRESH_S
-        self._seen = b""
-        """The last status, as JSON."""
         self._answers: dict[str, Callable[[], Awaitable[web.Response]]] = {
             "/": self._page,
             "/-/status": self._status_as_json,
@@ -131,10 +124,8 @@ class AdminListener:
         return web.Response(text=_PAGE, content_type="text/html", headers=_HEADERS_OF_PAGE)
 
     async def _status_as_json(self) -> web.Response:
-        if time.monotonic() - self._looked_s > FRESH_S:
-            self._seen = msgspec.json.encode(self.status())
-            self._looked_s = time.monotonic()
-        return web.Response(body=self._seen, content_type="application/json", headers=_NEVER_KEPT)
+        status = msgspec.json.encode(self.status())
+        return web.Response(body=status, content_type="application/json", headers=_NEVER_KEPT)
 
     async def _metrics(self) -> web.Response:
         text = ""

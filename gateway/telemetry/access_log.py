@@ -11,7 +11,6 @@ import random
 import re
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -33,7 +32,7 @@ LINE_BYTES = PIPE_BYTES
 """The most bytes of a line with its end. Several workers write to one pipe, which could mix up longer lines."""
 
 PREFIX_BYTES = 256
-"""Room for the beginning of a failure's line on standard error: time, level, process, and how many were left out."""
+"""Room for the beginning of a failure's line on standard error: time, level and process."""
 
 TEXT_CHARACTERS = (1024, 256, 32)
 """How much is left of each text in a line that would be longer: the first of these with which it fits. The last always
@@ -101,7 +100,6 @@ class FailureLog:
         self._at_most = max(1, FAILURES_PER_S // n_processes)
         self._second = 0
         self._written = 0
-        self._left_out = 0
         self._log = logging.getLogger("gateway")
 
     def record(self, exchange: Exchange) -> None:
@@ -113,14 +111,10 @@ class FailureLog:
         second = int(time.monotonic())
         if second != self._second:
             self._second, self._written = second, 0
-        if self._written >= self._at_most:
-            self._left_out += 1
-            return
-        self._written += 1
-        more = f" (after {self._left_out} failures that were left out)" if self._left_out else ""
-        self._left_out = 0
-        text = _fitting(line_of(exchange), _text_line, LINE_BYTES - PREFIX_BYTES).decode()
-        self._log.warning("failed%s: %s", more, text)
+        if self._written < self._at_most:
+            self._written += 1
+            text = _fitting(line_of(exchange), _text_line, LINE_BYTES - PREFIX_BYTES).decode()
+            self._log.warning("failed: %s", text)
 
     def finish(self) -> None:
         """As `AccessLog.finish`; does nothing, because no line waits here."""
@@ -178,14 +172,7 @@ def line_of(exchange: Exchange) -> Line:
 def _now() -> str:
     """The time of day, such as `2026-11-21T18:00:00.123Z`."""
     now_s = time.time()
-    second = int(now_s)
-    return f"{_in_utc(second)}.{int((now_s - second) * 1000):03d}Z"
-
-
-@lru_cache(maxsize=1)
-def _in_utc(second: int) -> str:
-    """*second* as text; kept, because many lines have the same second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+    return time.strftime(f"%Y-%m-%dT%H:%M:%S.{int(now_s % 1 * 1000):03d}Z", time.gmtime(now_s))
 
 
 def _to_microseconds(seconds: float) -> float:

@@ -22,8 +22,8 @@ SLICE_S = 3
 N_SLICES = 20
 """How many slices are kept, the one that is being filled included: the last minute."""
 
-STEPS = 16
-"""How many steps of durations there are in each doubling, so that the middle of a step is within 2.2 % of them."""
+STEPS = 8
+"""How many steps of durations there are in each doubling, so that the middle of a step is within 4.5 % of them."""
 
 KEPT = 20
 """How many failures are kept for each `Blame`."""
@@ -64,7 +64,7 @@ def stats(requests: Requests, seconds: float) -> dict[str, Any]:
 
 
 def percentile(steps: Counter[str | int], share: float) -> float | None:
-    """The duration that *share* of the requests have not exceeded, in seconds, to 2.2 %; None without requests."""
+    """The duration that *share* of the requests have not exceeded, in seconds, to 4.5 %; None without requests."""
     n_done, n_wanted = 0, share * steps.total()
     for step in sorted(map(int, steps)):
         n_done += steps[step]
