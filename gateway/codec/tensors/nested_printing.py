@@ -1,30 +1,28 @@
 """Tensors as nested JSON, a piece at a time: lists in lists as the shape says, a scalar bare.
 
-Numbers. orjson prints arrays of any rank nested. Items (rows, matrices, ...) of one depth are printed, as
-large as a step prints: a run of the items of one list at a time, without the brackets around it:
+orjson prints arrays of any rank nested. Of a list, one step prints as many items (rows, matrices, ...) as it can, and
+where a single item is too much, that is printed in steps in the same way:
 
     shape [2, 3, 2]       [[   [1,2],[3,4],[5,6]   ],[   [7,8],[9,10],[11,12]   ]]
 
 A list costs orjson as much as two numbers, so it counts as such. Dimensions of 1 at the end ([n, 1]) are printed
-without lists, and then each comma becomes `],[`: two times faster. Numbers of 8 and 16 bits are printed by tables of
-their texts where that is faster (`_Table`).
+without lists, and then each comma becomes `],[`: two times faster, and numpy has no arrays of as many dimensions as
+the protocol.
 
 Not here: rows of several tensors (`row_printing`), flat data and strings (`number_printing`, `string_printing`).
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import orjson
 
-from gateway.codec.tensors.datatypes import BYTES, DATATYPES, Array, Datatype
-from gateway.codec.tensors.number_printing import PIECE_ELEMENTS, TABLES, array_text, text_table, with_literals
-from gateway.codec.tensors.string_printing import StringForm, separator, string_pieces
+from gateway.codec.tensors.datatypes import BYTES, Array, Datatype
+from gateway.codec.tensors.number_printing import PIECE_ELEMENTS, array_text, separator
+from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.errors import CodecError
 
 MAX_EMPTY_LISTS = 4096
@@ -32,9 +30,6 @@ MAX_EMPTY_LISTS = 4096
 
 LIST_COST = 2
 """What a list costs beside its elements, in elements."""
-
-MAX_SHORT_LIST = 16
-"""The longest list of numbers of 8 bits for which a table is faster than orjson: 2 to 6 times for short ones."""
 
 FEW_ELEMENTS = 256
 """The most numbers that are printed in one call: cutting them into pieces takes five times as long, which is a
@@ -76,55 +71,34 @@ def nested_number_pieces(
     if 0 in shape:
         yield _empty(shape)
         return
-    table = _Table.of(datatype, shape)
-    n_single = next((n for n, dimension in enumerate(reversed(shape)) if dimension > 1), len(shape))
-    if table is not None or not shape:
-        n_single = 0
-    comma = separator(n_single)
-
-    def text_of(start: int, end: int, item: tuple[int, ...]) -> memoryview:
-        """The items from element *start* to *end*, each of shape *item*, without the brackets around them."""
-        piece = values[start:end]
-        if not item:
-            text = array_text(piece, datatype)
-        elif table is not None:
-            text = table.array_text(piece.view(datatype.bits), item)
-        else:
-            text = orjson.dumps(datatype.widen(piece.reshape(-1, *item)), option=_OPTIONS)
-        if n_single:
-            text = text.replace(b",", comma)
-        if literals:
-            text = with_literals(text, piece, datatype)
-        return memoryview(text)[1:-1]
-
     if not shape:
-        yield bytes(text_of(0, 1, ()))
+        yield array_text(values, datatype, literals=literals)[1:-1]
         return
-    outer = shape[: len(shape) - n_single] or (1,)
-    yield b"[" * (len(shape) - len(outer) + 1)
-    for start, end, item, n_lists in _runs(outer, 1 + -(-n_single // _BRACKETS_PER_ELEMENT)):
-        before = comma.join((b"]" * n_lists, b"[" * n_lists)) if start else b"[" * n_lists
-        yield b"".join((before, text_of(start, end, item)))
-    yield b"]" * (len(shape) - len(item))
+    n_single = next((n for n, dimension in enumerate(shape[:0:-1]) if dimension > 1), len(shape) - 1)
+    most = PIECE_ELEMENTS // (1 + -(-n_single // _BRACKETS_PER_ELEMENT))
+    comma = separator(n_single)
+    yield b"[" * n_single
+    for text in _list_pieces(values, datatype, shape[: len(shape) - n_single], most, b"[", literals=literals):
+        yield text.replace(b",", comma) if n_single else text
+    yield b"]" * n_single
 
 
-def _runs(shape: tuple[int, ...], element_cost: int) -> Iterator[tuple[int, int, tuple[int, ...], int]]:
-    """Runs of items of one list that are printed in one step.
-
-    Of each run the first element, the one behind it, the shape of its items, and how many lists begin before it.
-    """
-    items = [shape[axis:] for axis in range(1, len(shape) + 1)]
-    costs = [prod(item) * element_cost + LIST_COST * list_count(item) for item in items]
-    axis, cost = next((axis, cost) for axis, cost in enumerate(costs, 1) if cost <= PIECE_ELEMENTS)
-    n_items, item = shape[axis - 1], shape[axis:]
+def _list_pieces(
+    values: Array, datatype: Datatype, shape: tuple[int, ...], most: int, before: bytes, *, literals: bool
+) -> Iterator[bytes]:
+    """As `nested_number_pieces`, with *before* at the front; *most* is how many elements a step prints."""
+    item = shape[1:]
     size = prod(item)
-    n_runs = -(-n_items // (PIECE_ELEMENTS // cost or 1))  # all of about the same length
-    step = -(-n_items // n_runs) * size
-    sizes = [prod(shape[outer:]) for outer in range(1, axis)]
-    for first in range(0, prod(shape), n_items * size):
-        end = first + n_items * size
-        for start in range(first, end, step):
-            yield start, min(start + step, end), item, sum(start % list_size == 0 for list_size in sizes)
+    n_items = most // (size + LIST_COST * list_count(item))
+    for start in range(0, len(values), size * max(1, n_items)):
+        if n_items:
+            items = values[start : start + size * n_items].reshape(-1, *item)
+            yield b"".join((before, memoryview(array_text(items, datatype, literals=literals))[1:-1]))
+        else:
+            list_values = values[start : start + size]
+            yield from _list_pieces(list_values, datatype, item, most, before + b"[", literals=literals)
+        before = b","
+    yield b"]"
 
 
 def _empty(shape: tuple[int, ...]) -> bytes:
@@ -132,53 +106,6 @@ def _empty(shape: tuple[int, ...]) -> bytes:
     for dimension in reversed(shape[: shape.index(0)]):
         text = b"[%b]" % b",".join([text] * dimension)
     return text
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """The texts of all numbers of a datatype, in entries of the same width, for printing lists of them.
-
-    A row of the text is a separator and the entries of a list's numbers. All rows have the same width, so numpy writes
-    them like any array: all separators at once, all entries at once. The bytes that fill up an entry are zeros, which
-    are removed, or blanks, which may stay: JSON is a fifth longer then, and printed two times faster.
-    """
-
-    texts: npt.NDArray[np.bytes_]
-    """What `text_table` makes."""
-    fill: bytes
-
-    @classmethod
-    def of(cls, datatype: Datatype, shape: tuple[int, ...]) -> "_Table | None":
-        """The table of *datatype*; None where orjson prints lists of *shape* faster."""
-        if len(shape) < 2 or (datatype.item_bytes == 1 and shape[-1] > MAX_SHORT_LIST):
-            return None
-        return _TABLES.get(datatype.name)
-
-    def array_text(self, bits: Array, block: tuple[int, ...]) -> bytes:
-        """An array of blocks, with the *bits* of all their numbers."""
-        depth = len(block)
-        row = block[-1]
-        n_rows = len(bits) // row
-        width = self.texts.itemsize
-        before = 2 * depth + 1  # the longest separator
-        text = np.empty((n_rows, before + row * width), np.uint8)
-        strides = text.strides[0], width
-        entries: Array = np.ndarray((n_rows, row), self.texts.dtype, text, before, strides)
-        entries[...] = self.texts.take(bits.reshape(n_rows, row))
-        # a separator also takes the place of the comma before a list's first number
-        separators: Array = np.ndarray((n_rows,), f"S{before + 1}", text, 0, strides[:1])
-        list_rows = 1
-        for n_lists, dimension in enumerate((1, *block[-2::-1]), 1):
-            list_rows *= dimension
-            separators[::list_rows] = separator(n_lists).ljust(before + 1, self.fill)
-        separators[0] = (b"[" * (depth + 1)).ljust(before + 1, self.fill)
-        printed = text.tobytes()
-        return (printed.translate(None, b"\0") if self.fill == b"\0" else printed) + b"]" * (depth + 1)
-
-
-_TABLES = {name: _Table(texts, b"\0") for name, texts in TABLES.items()} | {
-    name: _Table(text_table(DATATYPES[name], b" "), b" ") for name in ("UINT8", "INT8", "BOOL")
-}
 
 
 # Strings, and both

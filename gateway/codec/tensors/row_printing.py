@@ -19,7 +19,7 @@ import orjson
 from gateway.codec.tensors.datatypes import BYTES
 from gateway.codec.tensors.elements import PREFIX_BYTES, WINDOW_BYTES, bounds_of, end_of
 from gateway.codec.tensors.nested_printing import NestedTensor
-from gateway.codec.tensors.number_printing import array_text, with_literals
+from gateway.codec.tensors.number_printing import array_text
 from gateway.codec.tensors.string_printing import StringForm
 
 STEP_VALUES = 1024
@@ -60,8 +60,7 @@ class Column:
             return []
         if self._tensor.datatype.kind is not BYTES:
             values = self._tensor.datatype.view(self._take(n_elements * self._tensor.datatype.item_bytes))
-            text = array_text(values, self._tensor.datatype)[1:-1]
-            return (with_literals(text, values, self._tensor.datatype) if self._tensor.literals else text).split(b",")
+            return array_text(values, self._tensor.datatype, literals=self._tensor.literals)[1:-1].split(b",")
         bounds = self._bounds[: n_elements + 1].tolist()
         window = bytes(self._take(bounds[-1]))
         elements = [window[start + PREFIX_BYTES : end] for start, end in pairwise(bounds)]

@@ -48,6 +48,7 @@ from gateway.codec.tensors.elements import (
     with_words,
     words_of,
 )
+from gateway.codec.tensors.number_printing import separator
 
 _MARK = b"\x7f___"  # nothing to escape is in it
 _BRACKETS_PER_ELEMENT = 4  # so many brackets around a single element cost as much as one more
@@ -129,11 +130,6 @@ class Separators:
         if not first:
             kinds[0] = 0
         return kinds
-
-
-def separator(n_lists: int) -> bytes:
-    """What stands where so many lists end and others begin."""
-    return b"]" * n_lists + b"," + b"[" * n_lists
 
 
 _FLAT = {form: Separators((), form) for form in StringForm}

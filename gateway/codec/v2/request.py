@@ -198,10 +198,8 @@ def _array_text(tensor: Tensor, policy: TensorPolicy) -> bytes:
     if datatype.kind is BYTES:
         return b"[%b]" % b"".join(_value_pieces(tensor, policy))
     values = np.frombuffer(tensor.blob, datatype.wire)
-    text = number_printing.array_text(values, datatype)
-    if datatype.kind is FLOAT and policy.nonfinite is _LITERAL:  # protocol 3.4
-        return number_printing.with_literals(text, values, datatype)
-    return text
+    literals = datatype.kind is FLOAT and policy.nonfinite is _LITERAL  # protocol 3.4
+    return number_printing.array_text(values, datatype, literals=literals)
 
 
 def _value_pieces(tensor: Tensor, policy: TensorPolicy) -> Iterator[Piece]:

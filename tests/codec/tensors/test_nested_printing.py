@@ -81,8 +81,8 @@ def tree_of(tree: Any, datatype: str) -> Any:
 
 @pytest.mark.parametrize("shape", [*SHAPES, *LONG_SHAPES], ids=str)
 def test_lists_are_where_the_shape_says_whatever_a_step_prints(shape: tuple[int, ...]) -> None:
-    for datatype in ("FP16", "FP32", "BOOL", "UINT64"):
-        values = (np.arange(math.prod(shape)) % (2 if datatype == "BOOL" else 1021)).astype(WIRE[datatype])
+    for datatype in ("FP16", "FP32", "BOOL", "UINT8", "UINT64"):
+        values = (np.arange(math.prod(shape)) % {"BOOL": 2, "UINT8": 256}.get(datatype, 1021)).astype(WIRE[datatype])
         tree = orjson.loads(printed(values, datatype, shape))
         assert tree == (nested(values.tolist(), list(shape)) if shape else values[0])
 
