@@ -16,10 +16,9 @@ Not here: text that arrives in pieces, and how it is nested (`number_reading`).
 import json
 import math
 import struct
-from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -187,7 +186,7 @@ def rounded(values: Array, text: bytes | bytearray, datatype: Datatype, first: i
         # of few values, a number at an index is there in a third of the time of `min`
         if values[values.argmin()] < datatype.lowest or values[values.argmax()] > datatype.highest:
             beyond = (values < datatype.lowest) | (values > datatype.highest)
-            _fail_range(values, int(np.argmax(beyond)), datatype, first)
+            raise _refusal(values[beyond][0].item(), first + int(np.argmax(beyond)), datatype)
         return values
     magnitudes = np.abs(values)
     tied = _tied(values, magnitudes, datatype)
@@ -201,12 +200,8 @@ def rounded(values: Array, text: bytes | bytearray, datatype: Datatype, first: i
         narrowed = datatype.narrow(values)
     infinite = np.isfinite(values) & ~datatype.is_finite(narrowed)  # type: ignore[misc]
     if infinite.any():
-        _fail_range(values, int(np.argmax(infinite)), datatype, first)
+        raise _refusal(values[infinite][0].item(), first + int(np.argmax(infinite)), datatype)
     return narrowed
-
-
-def _fail_range(values: Array, index: int, datatype: Datatype, first: int) -> NoReturn:
-    raise CodecError(f"element {first + index}: {datatype.name} cannot hold {values[index]}")
 
 
 def _tied(values: Array, magnitudes: Array, datatype: Datatype) -> Array:
@@ -243,11 +238,19 @@ def load_tolerantly(text: bytes, datatype: Datatype, first: int) -> Any:
 
     *first* is the index of the first number in its tensor. Raises `CodecError` for what is no JSON.
     """
-    parse_float = _parse_float if datatype.kind is Kind.FLOAT else _parse_decimal
+    # of FLOAT, -0 and large integers are floats as well; a literal is a word, unlike a number that is infinite
+    number, constant = (float, str) if datatype.kind is Kind.FLOAT else (_decimal, float)
     try:
-        return json.loads(text.decode(), parse_int=_parse_int, parse_float=parse_float)
+        return json.loads(text.decode(), parse_int=number, parse_float=number, parse_constant=constant)
     except ValueError as error:
         raise CodecError(f"malformed JSON near element {first}: {error}") from None
+
+
+def _decimal(text: str) -> Decimal | str:
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # an exponent of more than 18 digits
+        return text
 
 
 def values_of(items: list[Any], datatype: Datatype, first: int) -> Array:
@@ -259,55 +262,23 @@ def values_of(items: list[Any], datatype: Datatype, first: int) -> Array:
 def _value(item: Any, index: int, datatype: Datatype) -> float:
     """*item*, which stands for the element at *index*, as a number of the datatype (protocol 4.7)."""
     if datatype.kind is Kind.FLOAT:
-        if item is None or type(item) is str:
-            item = _NONFINITE.get(item, item)
-        if type(item) is float:
+        if type(item) is float and math.isfinite(item):
             return item
-        with suppress(OverflowError):
-            if type(item) is int:
-                return float(item)
-    elif datatype.kind is Kind.BOOL:
-        if item in (0, 1) and type(item) is not float:
+        if (item is None or type(item) is str) and item in _NONFINITE:
+            return _NONFINITE[item]
+    elif type(item) is Decimal and not (datatype.kind is Kind.BOOL and item.is_signed()):
+        # in this order: within the bounds, a number may be written out
+        if datatype.lowest <= item <= datatype.highest and item == item.to_integral_value():
             return int(item)
-    elif item == 0 and type(item) is float:  # -0, see _parse_int
-        return 0
-    elif type(item) is int and datatype.lowest <= item <= datatype.highest:
+    elif type(item) is bool and datatype.kind is Kind.BOOL:
         return item
-    raise CodecError(f"element {index}: {_refusal(item, datatype)}")
+    raise _refusal(item, index, datatype)
 
 
-def _refusal(item: Any, datatype: Datatype) -> str:
-    """Why *item* is no number of the datatype."""
-    if type(item) is int:
-        return f"{datatype.name} cannot hold {str(item)[:32]}"
-    got = "a string" if type(item) is str else str(item) if isinstance(item, _Wrong) else json.dumps(item)
-    return f"expected {datatype.name}, got {got[:32]}"
-
-
-class _Wrong(str):
-    """The text of a number that no number of its datatype is."""
-
-    __slots__ = ()
-
-
-def _parse_int(text: str) -> int | float:
-    return -0.0 if text == "-0" else int(text)
-
-
-def _parse_decimal(text: str) -> int | _Wrong:
-    """A number with fraction or exponent for an integer datatype, exactly."""
-    try:
-        number = Decimal(text)
-    except InvalidOperation:  # an exponent of more than 18 digits
-        return _Wrong(text)
-    # beyond 64 bits it is refused in any case, and 1e999999999 should not be written out first
-    return int(number) if number.adjusted() < 25 and number == number.to_integral_value() else _Wrong(text)
-
-
-def _parse_float(text: str) -> float | _Wrong:
-    """A number for a float datatype."""
-    number = float(text)
-    return _Wrong(text) if math.isinf(number) else number
+def _refusal(got: Any, index: int, datatype: Datatype) -> CodecError:
+    text = str(got) if type(got) is Decimal else json.dumps(got, default=str)
+    is_infinite = type(got) is float and math.isinf(got)
+    return CodecError(f"element {index}: {datatype.name} cannot hold {'such a number' if is_infinite else text[:32]}")
 
 
 def read_few(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:

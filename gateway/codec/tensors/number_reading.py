@@ -185,7 +185,7 @@ class NumberSink(Prover):
             self._finish_data()
 
     def _begin_string(self, before: bytes) -> None:
-        raise CodecError(f"element {self._layout.count}: expected {self._datatype.name}, got a long string")
+        raise CodecError(f"element {self._layout.count}: {self._datatype.name} cannot hold a long string")
 
     def _finish_data(self) -> None:
         self._shape = self._layout.finish()
