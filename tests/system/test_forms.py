@@ -81,10 +81,10 @@ async def test_raw_body_becomes_the_only_input(model: dict[str, Any], body: byte
         ([described("FP32", -1, 3)], bytes(16), "expected a multiple of 12 bytes, got 16"),
         ([described("FP32", 3, -1, -1)], bytes(16), "more than one variable dimension"),
         ([described("FP32", -1, -1, -1)], bytes(16), "more than one variable dimension besides the batch"),
-        ([described("FP32", -1), described("FP32", -1, name="z")], bytes(16), "this one has 2: input 'x', input 'z'"),
+        ([described("FP32", -1), described("FP32", -1, name="z")], bytes(16), "it names 2 inputs; a raw"),
         ([described("BYTES", 2)], b"abc", "one element"),
         ([], bytes(16), "a raw request needs the model's metadata"),
-        ([described("NEW", 1)], bytes(16), "no datatype of the protocol"),
+        ([described("NEW", 1)], bytes(16), "Invalid enum value 'NEW'"),
     ],
 )
 async def test_raw_bodies_that_do_not_fit_are_refused(models: list[Any], body: bytes, words: str) -> None:

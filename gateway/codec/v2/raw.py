@@ -4,12 +4,13 @@ Name, datatype and shape come from the model's metadata. Here: what they say of 
 """
 
 import math
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Raw
+from msgspec.json import Decoder
 
-from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, label_of, shape_text
+from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, labelled
 from gateway.codec.json.members import HELD_PER_BYTE, excerpt
 from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import DATATYPES, Kind, count_text
@@ -18,26 +19,28 @@ from gateway.codec.v2.framing import Cursor, copied
 from gateway.codec.v2.request_reading import RequestReading, Reserve, read_request, reserve_nothing
 from gateway.errors import CodecError
 
-MAX_NAMED = 5
-"""How many inputs of a model an error names."""
+_Shape = Annotated[tuple[Annotated[int, Meta(ge=-1, le=MAX_DIMENSION)], ...], Meta(max_length=MAX_RANK)]
 
 
-class _Tensor(msgspec.Struct):
+class _Input(msgspec.Struct):
+    name: str
+    datatype: Literal[tuple(DATATYPES)]  # type: ignore[valid-type]
+    shape: _Shape
+
+
+class _Output(msgspec.Struct):
     name: str
     datatype: str
-    shape: msgspec.Raw
 
 
 class _Metadata(msgspec.Struct):
-    inputs: msgspec.Raw = msgspec.Raw(b"null")
-    outputs: msgspec.Raw = msgspec.Raw(b"null")
+    inputs: Raw = Raw(b"null")
+    outputs: Raw = Raw(b"null")
 
 
-_DECODER = msgspec.json.Decoder(_Metadata)
-_SHAPE = msgspec.json.Decoder(
-    Annotated[tuple[Annotated[int, Meta(ge=-1, le=MAX_DIMENSION)], ...], Meta(max_length=MAX_RANK)]
-)
-_TENSORS = msgspec.json.Decoder(list[_Tensor])
+_METADATA = Decoder(_Metadata)
+_INPUTS = Decoder(list[_Input] | None)
+_OUTPUTS = Decoder(list[_Output] | None)
 
 
 def read_raw(
@@ -66,15 +69,10 @@ def raw_header(metadata: bytes, body_bytes: int, limits: HeaderLimits = DEFAULT_
     And whether the body is one BYTES element, before which the caller puts its length. Raises `CodecError` if the
     metadata does not say enough, says more than *limits* allow, or the body does not fit it.
     """
-    inputs = _read(metadata, "inputs", limits)
-    if not inputs:
-        raise CodecError("a raw request needs the model's metadata, and it names no inputs")
+    inputs = _read(metadata, "inputs", _INPUTS, limits)
     if len(inputs) != 1:
-        names = ", ".join(label_of("input", tensor.name) for tensor in inputs[:MAX_NAMED])
-        more = ", ..." if len(inputs) > MAX_NAMED else ""
-        raise CodecError(
-            f"a raw request can only go to a model with one input; this one has {len(inputs)}: {names}{more}"
-        )
+        names = f"{len(inputs)} inputs; a raw request has only one" if inputs else "no inputs"
+        raise CodecError(f"a raw request needs the model's metadata, and it names {names}")
     tensor = inputs[0]
     shape = _solve(tensor, body_bytes)
     is_bytes = tensor.datatype == "BYTES"
@@ -91,47 +89,36 @@ def raw_header(metadata: bytes, body_bytes: int, limits: HeaderLimits = DEFAULT_
 def half_precision_outputs(metadata: bytes, limits: HeaderLimits = DEFAULT_LIMITS) -> dict[str, str]:
     """The outputs that the metadata declares as FP16 or BF16, by name; none if it cannot be read."""
     try:
-        outputs = _read(metadata, "outputs", limits)
+        outputs = _read(metadata, "outputs", _OUTPUTS, limits)
     except CodecError:
         return {}
     return {tensor.name: tensor.datatype for tensor in outputs if tensor.datatype in ("FP16", "BF16")}
 
 
-def _read(metadata: bytes, section: str, limits: HeaderLimits) -> list[_Tensor]:
+def _read(metadata: bytes, section: str, decoder: Decoder[Any], limits: HeaderLimits) -> list[Any]:
     """The tensors that *metadata* lists as *section*, `inputs` or `outputs`; none if it has no such list.
 
     What is not needed is skipped: a mebibyte takes one millisecond, and three at most.
     """
     try:
-        described = _DECODER.decode(metadata)
-        text = described.inputs if section == "inputs" else described.outputs
-        if len(memoryview(text)) > limits.max_header_bytes:
-            raise CodecError(
-                f"`{section}` is longer than {limits.max_header_bytes} bytes, which is the most that `limits.header` "
-                "allows"
-            )
-        tensors = [] if bytes(text) == b"null" else _TENSORS.decode(text)
-        if len(tensors) > limits.max_tensors:
-            raise CodecError(f"more than {limits.max_tensors} entries, which is the most that `limits.tensors` allows")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, CodecError) as error:
-        raise CodecError(f"a raw request needs the model's metadata, and it cannot be read: {error}") from None
+        text: Raw = getattr(_METADATA.decode(metadata), section)
+        n_bytes = len(memoryview(text))
+        tensors = decoder.decode(text) or [] if n_bytes <= limits.max_header_bytes else []
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        words = excerpt(str(error).encode())
+        raise CodecError(f"a raw request needs the model's metadata, and it cannot be read: {words}") from None
+    if n_bytes > limits.max_header_bytes or len(tensors) > limits.max_tensors:
+        raise CodecError(
+            f"the model's metadata has more `{section}` than {limits.max_header_bytes} bytes (`limits.header`) or "
+            f"{limits.max_tensors} entries (`limits.tensors`)"
+        )
     return tensors
 
 
-def _solve(tensor: _Tensor, body_bytes: int) -> list[int]:
+def _solve(tensor: _Input, body_bytes: int) -> list[int]:
     """The shape with its variable dimensions (-1) found from the size of the body."""
-    name = label_of("input", tensor.name)
-    datatype = DATATYPES.get(tensor.datatype)
-    try:
-        shape: list[int] = list(_SHAPE.decode(tensor.shape))
-    except msgspec.DecodeError:
-        shape, datatype = [], None
-    if datatype is None:
-        raise CodecError(
-            f"{name}: the model's metadata has no datatype of the protocol, or no shape of at most {MAX_RANK} "
-            f"integers >= -1: {tensor.datatype[:16]!r}, {excerpt(bytes(tensor.shape))}"
-        )
-    label = f"{name} ({datatype.name}, shape {shape_text(shape)})"
+    datatype, shape = DATATYPES[tensor.datatype], list(tensor.shape)
+    label = labelled("input", tensor.name, datatype, tensor.shape)
     variable = [index for index, size in enumerate(shape) if size == -1]
     n_fixed = abs(math.prod(shape))  # each variable dimension is -1, which changes the sign alone
     if datatype.kind is Kind.BYTES:
