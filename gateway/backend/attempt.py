@@ -19,6 +19,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.headers import Headers
 from gateway.pacing import Pacer
+from gateway.waiting import Waiter
 
 SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 """Methods that are sent again on a new connection even if the backend may have read the request."""
@@ -80,13 +81,8 @@ class Answer:
         else:
             self.is_streamed = True
             self._sending = asyncio.ensure_future(self._send(wire, open_()))
-        try:
-            while (head := arriving.head) is None:
-                await arriving.change()
-        except NotHttpError as error:
-            raise self._malformed(f"does not speak HTTP: {error}") from None
-        except LostError:
-            raise self._lost_before_answer(wire) from None
+        while (head := arriving.head) is None:
+            await self._change()
         if head.defect is not None:
             raise self._malformed(head.defect)
         attempt = self._attempt
@@ -198,20 +194,24 @@ class Answer:
                 await self._pacer.breathe()
         is_one_piece = (self._head.length or whole_bytes + 1) <= whole_bytes
         pieces: list[bytes] = []
+        while True:
+            piece = self.read_arrived()
+            pieces.append(piece)
+            if self.is_read or (piece and not is_one_piece):
+                break
+            if not arriving.unread_bytes:
+                self._deadlines.enter("idle")
+                await self._change()
+        return piece if len(pieces) == 1 else b"".join(pieces)
+
+    def _change(self) -> Waiter:
+        """A waiter for more of the answer, awaited at once. Raises `GatewayError` and `StaleConnectionError`."""
         try:
-            while True:
-                piece = self.read_arrived()
-                pieces.append(piece)
-                if self.is_read or (piece and not is_one_piece):
-                    break
-                if not arriving.unread_bytes:
-                    self._deadlines.enter("idle")
-                    await arriving.change()
+            return self._arriving.change()
         except NotHttpError as error:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._lost() from None
-        return piece if len(pieces) == 1 else b"".join(pieces)
 
     async def chunks_for_client(self, chunk: bytes = b"") -> AsyncIterator[bytes]:
         """The body as it arrives, for a caller that hands each chunk to the client before it reads the next.
@@ -267,28 +267,25 @@ class Answer:
         if self.end(is_right=is_right):
             self._connections.release_slot()
 
-    def _lost_before_answer(self, wire: Wire) -> Exception:
-        """The error for a connection that was lost before any byte of an answer.
-
-        See docs/architecture.md, "Connections to backends".
-        """
+    def _lost(self) -> Exception:
+        """The error for a connection that was lost; see docs/architecture.md, "Connections to backends"."""
+        words = "closed the connection before its answer was complete"
+        wire = self._wire
         if self._unsendable is not None:
             return self._unsendable
+        if self.status or wire is None:
+            return self._error(ErrorKind.UPSTREAM_CLOSED, words)
         refused = wire.why_certificate_was_refused()
         if refused is not None:
-            words = f"cannot be reached at {wire.endpoint.url}: {refused}"
-            return self._error(ErrorKind.UNREACHABLE, words, sent=False)
+            return self._error(
+                ErrorKind.UNREACHABLE, f"cannot be reached at {wire.endpoint.url}: {refused}", sent=False
+            )
         request = self._request
         is_unread = wire.was_surely_not_read()
         may_repeat = request.body.can_be_repeated and (is_unread or request.method in SURE_TO_REPEAT)
         if wire.is_reused and not wire.received_bytes and may_repeat:
             return StaleConnectionError()
-        return self._lost(sent=not is_unread)
-
-    def _lost(self, *, sent: bool = True) -> GatewayError:
-        if self._unsendable is not None:
-            return self._unsendable
-        return self._error(ErrorKind.UPSTREAM_CLOSED, "closed the connection before its answer was complete", sent=sent)
+        return self._error(ErrorKind.UPSTREAM_CLOSED, words, sent=not is_unread)
 
     def _malformed(self, words: str) -> GatewayError:
         return self._error(ErrorKind.MALFORMED_RESPONSE, words)

@@ -104,8 +104,11 @@ class Call(Generic[T]):
             return None
         if is_body_lost:
             if self.request.is_passed and not upstream.speaking.may_get_binary(next_):
-                why = "part of this upload is gone already, so it cannot be turned into JSON"
-                raise self._not_binary(why) from error
+                words = (
+                    f"backend {upstream.name!r}: no endpoint is left that has said that it reads binary, and part of "
+                    "this upload is gone already, so it cannot be turned into JSON"
+                )
+                raise GatewayError(ErrorKind.UNREACHABLE, words, sent=False) from error
             return None
         upstream.recent_calls.count(now_s, 0, 1)
         return delay_s
@@ -118,13 +121,8 @@ class Call(Generic[T]):
         if self._has_slot:
             self._has_slot = False
             self._upstream.connections.release_slot()
-        if self._transcode is None:
-            raise self._not_binary("this request cannot be turned into JSON")
+        assert self._transcode is not None, "a request that passes unchanged comes with a way to transcode it"
         self.request, self._read = await self._transcode()
-
-    def _not_binary(self, why: str) -> GatewayError:
-        words = f"backend {self._upstream.name!r}: no endpoint is left that has said that it reads binary, and {why}"
-        return GatewayError(ErrorKind.UNREACHABLE, words, sent=False)
 
     async def _attempt(self, now_s: float) -> T:
         """Make one attempt, from *now_s* on. Raises `GatewayError`, `StaleConnectionError` and `_NotBinaryError`."""

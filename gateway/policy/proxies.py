@@ -16,8 +16,6 @@ one looked at counts as the client's."""
 _PORT = "(?::[0-9]{1,5})?"
 _ENTRY = re.compile(rf'"?(?:\[([0-9A-Fa-f:.]{{2,45}})\]{_PORT}|([0-9.]{{7,15}}){_PORT}|([0-9A-Fa-f:.]{{2,45}}))"?')
 
-_MAPPED_BITS = 96  # of an IPv6 address around one of IPv4 (RFC 4291 section 2.5.5.2)
-
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -31,7 +29,7 @@ class TrustedProxies:
         self._names = set()
         for network in networks:
             try:
-                self._networks.append(_network(network))
+                self._networks.append(ipaddress.ip_network(_address(network) or network))
             except ValueError:
                 self._names.add(network)
 
@@ -65,15 +63,6 @@ class TrustedProxies:
 
     def _holds(self, address: _Address) -> bool:
         return any(address in network for network in self._networks)
-
-
-def _network(text: str) -> _Network:
-    """The network in *text*; an IPv6 network of mapped IPv4 addresses becomes that of IPv4. Raises `ValueError`."""
-    network = ipaddress.ip_network(text)
-    mapped = getattr(network.network_address, "ipv4_mapped", None)
-    if mapped is None or network.prefixlen < _MAPPED_BITS:
-        return network
-    return ipaddress.ip_network((mapped, network.prefixlen - _MAPPED_BITS))
 
 
 @lru_cache(maxsize=1024)

@@ -29,9 +29,9 @@ def test_addresses_and_networks_are_trusted(peer: str, is_trusted: bool) -> None
     assert TRUSTED.trusts(peer) is is_trusted
 
 
-def test_networks_of_ipv4_may_be_written_as_those_of_ipv6_around_it() -> None:
-    trusted = TrustedProxies(["::ffff:10.0.0.0/104", "::ffff:192.0.2.1"])
-    for peer, is_trusted in (("10.1.2.3", True), ("::ffff:192.0.2.1", True), ("11.0.0.1", False), ("192.0.2.2", False)):
+def test_addresses_of_ipv4_may_be_written_as_those_of_ipv6_around_them() -> None:
+    trusted = TrustedProxies(["::ffff:192.0.2.1"])
+    for peer, is_trusted in (("192.0.2.1", True), ("::ffff:192.0.2.1", True), ("192.0.2.2", False)):
         assert trusted.trusts(peer) is is_trusted
 
 
