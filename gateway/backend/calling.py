@@ -132,7 +132,7 @@ class Call(Generic[T]):
         self._attempts.append(attempt)
         self._answer = None
         self._has_failed = is_in_flight = False
-        deadlines = Deadlines(upstream.watch, self._total_at, now_s)
+        deadlines = Deadlines(upstream.loop, upstream.plan.settings.timeouts, self._total_at, now_s)
         try:
             if not (self._has_slot or connections.take_slot()):
                 state = await self._wait_for_slot(deadlines)

@@ -4,7 +4,6 @@ Not here: the values of the timeouts (`config`), and the connection's fate (`att
 """
 
 import asyncio
-import math
 
 from gateway.config.schema import Timeouts
 from gateway.errors import ErrorKind, GatewayError
@@ -12,40 +11,7 @@ from gateway.errors import ErrorKind, GatewayError
 _WORDS = {"idle": "was silent in the middle for", "first_byte": "did not begin to answer within"}
 
 LATE_S = 0.01
-"""How late a deadline may be, so that many that are over soon after each other are looked at together."""
-
-
-class Watch:
-    """The timer that all attempts of one backend share: one for each would take 3 % of a small request.
-
-    It goes off when one of their phases could be over at the earliest. A phase that begins later cannot end before, so
-    entering a phase costs one assignment; only the `total` of a new attempt may ask for an earlier look.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: Timeouts) -> None:
-        self.loop = loop
-        self.timeouts = timeouts
-        self.running: set[Deadlines] = set()
-        self.looks_at = math.inf
-        """When the timer goes off."""
-        self._timer: asyncio.TimerHandle | None = None
-
-    def look_by(self, at_s: float) -> None:
-        """Look at the running deadlines at *at_s*, by the event loop's clock, which is before `looks_at`."""
-        if self._timer is not None:
-            self._timer.cancel()
-        earliest_s = self.loop.time() + min(self.timeouts.first_byte, self.timeouts.idle)
-        self.looks_at = min(at_s, earliest_s)
-        self._timer = self.loop.call_at(self.looks_at, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        self.looks_at = math.inf
-        now_s = self.loop.time()
-        for deadlines in [each for each in self.running if now_s >= each.ends_at]:
-            deadlines.expire(now_s)
-        if self.running:
-            self.look_by(max(min([each.ends_at for each in self.running]), now_s + LATE_S))
+"""How late a deadline may be at most, so that timeouts of less do not keep the processor busy."""
 
 
 class Deadlines:
@@ -61,23 +27,35 @@ class Deadlines:
     _is_own_limit = False  # whether the phase's own limit was over, and not `total`
     _silent_s = 0.0
 
-    def __init__(self, watch: Watch, total_at: float, now_s: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: Timeouts, total_at: float, now_s: float) -> None:
         """Begin those of an attempt by the running task; `stop` must follow.
 
         *total_at*: when `total` is over, by the event loop's clock.
         """
-        self.loop = watch.loop
+        self.loop = loop
         self.total_at = self.ends_at = total_at
-        self._timeouts = watch.timeouts
-        self._running = watch.running
-        task = asyncio.current_task(watch.loop)
+        self._timeouts = timeouts
+        task = asyncio.current_task(loop)
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
         self._entered_s = now_s  # when the last phase began that is the endpoint's time
-        watch.running.add(self)
-        if total_at < watch.looks_at:
-            watch.look_by(total_at)
+        self._look_later(now_s)
+
+    def _look_later(self, now_s: float) -> None:
+        """Look when the phase could be over at the earliest. One that begins meanwhile cannot end before.
+
+        So entering a phase costs one assignment.
+        """
+        soonest_s = now_s + max(LATE_S, min(self._timeouts.first_byte, self._timeouts.idle))
+        self._timer = self.loop.call_at(min(self.ends_at, soonest_s), self._look)
+
+    def _look(self) -> None:
+        now_s = self.loop.time()
+        if now_s < self.ends_at:
+            self._look_later(now_s)
+        else:
+            self.expire(now_s)
 
     def enter(self, phase: str) -> None:
         """Enter *phase*: `first_byte` or `idle`, or one of four phases that only `total` ends.
@@ -95,7 +73,6 @@ class Deadlines:
 
     def expire(self, now_s: float) -> None:
         """Cancel the task, because the phase's time is over."""
-        self._running.discard(self)
         self._ended_in = self._phase  # the attempt may enter another phase before it is cancelled
         self._is_own_limit = self._phase in _WORDS and now_s < self.total_at
         self._silent_s = now_s - self._entered_s
@@ -103,7 +80,7 @@ class Deadlines:
 
     def stop(self) -> bool:
         """End the deadlines with the attempt; True if these deadlines, and nobody else, have cancelled the task."""
-        self._running.discard(self)
+        self._timer.cancel()
         return self._ended_in is not None and self._task.uncancel() <= self._cancelling
 
     def was_silent(self) -> bool:

@@ -1,11 +1,12 @@
 """The deadlines of attempts: which one has run out, and what the error says."""
 
 import asyncio
+import weakref
 from collections.abc import Mapping
 
 import pytest
 
-from gateway.backend.deadlines import Deadlines, Watch
+from gateway.backend.deadlines import Deadlines
 from gateway.config.schema import Timeouts
 from gateway.config.values import Duration
 from gateway.errors import ErrorKind
@@ -20,7 +21,7 @@ def timeouts(limits_s: Mapping[str, float]) -> Timeouts:
 def begun(limits_s: Mapping[str, float], total_s: float = 60.0) -> Deadlines:
     """The deadlines of an attempt by this task that begins now."""
     loop = asyncio.get_running_loop()
-    return Deadlines(Watch(loop, timeouts(limits_s)), loop.time() + total_s, loop.time())
+    return Deadlines(loop, timeouts(limits_s), loop.time() + total_s, loop.time())
 
 
 async def expire(limits_s: Mapping[str, float], total_s: float, phase: str) -> Deadlines:
@@ -93,8 +94,8 @@ async def test_only_the_endpoints_own_silence_counts_against_it(
     now_s = loop.time()
     with monkeypatch.context() as earlier:
         earlier.setattr(loop, "time", lambda: now_s - n_seconds_ago)
-        watch = Watch(loop, timeouts(limits_s))
-        deadlines = Deadlines(watch, now_s if ends_by_total else now_s + 60, now_s - n_seconds_ago)
+        total_at = now_s if ends_by_total else now_s + 60
+        deadlines = Deadlines(loop, timeouts(limits_s), total_at, now_s - n_seconds_ago)
         deadlines.enter(phase)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.Event().wait()
@@ -106,13 +107,13 @@ class Attempts:
     """Tasks with attempts of the same limits, and in which order their deadlines ended them."""
 
     def __init__(self, limits_s: Mapping[str, float]) -> None:
-        self.watch = Watch(asyncio.get_running_loop(), timeouts(limits_s))
+        self.timeouts = timeouts(limits_s)
         self.ended: list[str] = []
 
     async def run(self, name: str, phases: list[str], total_s: float = 60.0, pause_s: float = 0.0) -> None:
         """An attempt that goes through *phases*, with a pause between them, and then ends by a deadline or never."""
-        now_s = self.watch.loop.time()
-        deadlines = Deadlines(self.watch, now_s + total_s, now_s)
+        loop = asyncio.get_running_loop()
+        deadlines = Deadlines(loop, self.timeouts, loop.time() + total_s, loop.time())
         try:
             for phase in phases:
                 deadlines.enter(phase)
@@ -135,18 +136,14 @@ async def test_each_attempt_ends_at_its_own_deadline() -> None:
     assert attempts.ended == ["total", "first byte", "idle", "idle at last"]
 
 
-async def test_attempts_that_are_over_are_looked_at_no_more_and_one_that_begins_later_is() -> None:
-    watch = Watch(asyncio.get_running_loop(), timeouts({"first_byte": 0.05, "idle": 0.05, "total": 60.0}))
-    loop = watch.loop
-    assert not Deadlines(watch, loop.time() + 60, loop.time()).stop()
-    assert not watch.running
-    await asyncio.sleep(0.1)  # the look has come, found nothing, and is not repeated
-    deadlines = Deadlines(watch, loop.time() + 60, loop.time())
-    deadlines.enter("idle")
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.Event().wait()
-    assert deadlines.stop()
-    assert not watch.running
+async def test_attempts_that_are_over_leave_no_timer_and_no_cycle() -> None:
+    deadlines = begun({"first_byte": 0.02, "idle": 0.02, "total": 60.0})
+    await asyncio.sleep(0.05)  # the first look has come, found nothing, and is repeated
+    assert not deadlines.stop()
+    known = weakref.ref(deadlines)
+    del deadlines
+    assert known() is None
+    await asyncio.sleep(0.05)
 
 
 async def test_a_cancellation_of_the_task_is_not_taken_for_the_deadlines() -> None:
@@ -172,27 +169,3 @@ async def test_an_expired_attempt_leaves_no_cancellation_behind() -> None:
     assert task.cancelling() == 0
     await asyncio.sleep(0)
     assert not deadlines.is_clients()
-
-
-async def test_deadlines_that_are_over_soon_after_each_other_are_looked_at_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks: list[float] = []
-    look = Watch._look
-
-    def noting(watch: Watch) -> None:
-        looks.append(watch.loop.time())
-        look(watch)
-
-    monkeypatch.setattr(Watch, "_look", noting)
-    loop = asyncio.get_running_loop()
-    watch = Watch(loop, timeouts(MINUTES_S))
-
-    async def attempt(total_s: float) -> bool:
-        deadlines = Deadlines(watch, loop.time() + total_s, loop.time())
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        return deadlines.stop()
-
-    assert all(await asyncio.gather(*(attempt(number / 1000) for number in range(1, 101))))
-    assert len(looks) < 30
