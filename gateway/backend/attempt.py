@@ -14,6 +14,7 @@ from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.asking import BackendRequest, Pieces
 from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines
+from gateway.backend.heads import AnswerHead
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
@@ -41,6 +42,7 @@ class Answer:
 
     status = 0
     """The status; 0 until a head without defects has come."""
+    head: AnswerHead
     headers: Headers
     """The header fields."""
     is_streamed = False
@@ -88,7 +90,7 @@ class Answer:
         attempt = self._attempt
         attempt.code = str(head.code)
         attempt.first_byte_s = self._deadlines.loop.time() - attempt.started_s
-        self._head = head
+        self.head = head
         self.status, self.headers = head.code, head.headers
 
     async def _send(self, wire: Wire, pieces: Pieces) -> None:
@@ -137,16 +139,6 @@ class Answer:
             await asyncio.wait((self._sending,))
         self._sending = None
 
-    @property
-    def reason(self) -> str:
-        """The reason phrase after the status, in printable ASCII."""
-        return self._head.reason
-
-    @property
-    def content_length(self) -> int | None:
-        """How many bytes of body the answer announces; None if it does not say."""
-        return self._head.length
-
     def refuse_encoded(self) -> None:
         """Raise `GatewayError` if the body is compressed, although the gateway has asked for `identity`."""
         if "content-encoding" in self.headers.first:
@@ -170,7 +162,7 @@ class Answer:
             self._deadlines.enter("gateway")
             attempt.response_bytes += len(chunk)
         max_bytes = self._request.max_answer_bytes
-        if (self._head.length or attempt.response_bytes) > max_bytes and self.status < 300:
+        if (self.head.length or attempt.response_bytes) > max_bytes and self.status < 300:
             raise self._malformed(f"answered with a body larger than limits.response_body, {int(max_bytes)} bytes")
         if arriving.is_read:
             self.is_read = True
@@ -192,7 +184,7 @@ class Answer:
                 self._pacer = Pacer()
             else:
                 await self._pacer.breathe()
-        is_one_piece = (self._head.length or whole_bytes + 1) <= whole_bytes
+        is_one_piece = (self.head.length or whole_bytes + 1) <= whole_bytes
         pieces: list[bytes] = []
         while True:
             piece = self.read_arrived()

@@ -4,7 +4,6 @@ The head says which headers every reply carries, how the body is framed, and whe
 exchange's status, error and reply bytes are set here alone. Not here: the content of replies.
 """
 
-import re
 import time
 from collections.abc import Sequence
 from email.utils import formatdate
@@ -30,8 +29,6 @@ JOIN_BYTES = 64 * 1024
 _WRITTEN_HERE = frozenset({"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id"})
 
 _BODILESS = frozenset({204, 304})
-# Control characters that no header value may hold (RFC 9110 section 5.5), except a tab; and bytes that are not UTF-8.
-_UNSENDABLE = re.compile("[\0-\x08\n-\x1f\x7f\ud800-\udfff]")
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -82,8 +79,8 @@ class Reply(ClientBody):
         """Send the head of a reply whose body is written in pieces; *length* None: in chunks.
 
         Content-Length, Transfer-Encoding, Connection and X-Request-Id among *headers* are replaced. *lines* is the text
-        of fields that go out before them, as it is. Raises `GatewayError` (MALFORMED_RESPONSE), before anything is
-        sent, for headers that cannot be sent, and `ConnectionError` when the client left.
+        of fields that go out before them, as it is. Headers of a backend were checked with its answer's head
+        (`backend.heads`). Raises `ConnectionError` when the client left.
         """
         self._connection.out.write(self._head(status, headers, length, lines))
         self._left = length
@@ -187,11 +184,7 @@ class Reply(ClientBody):
             lines.append(ready)
         for name, value in headers:
             if name.lower() not in _WRITTEN_HERE:
-                line = f"{name}: {value}"
-                if not line.isprintable() and _UNSENDABLE.search(line):
-                    words = f"header {name[:64]!r} of the answer holds a control character, or bytes that are not UTF-8"
-                    raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
-                lines.append(line)
+                lines.append(f"{name}: {value}")
         lines.append(f"X-Request-Id: {self._exchange.request_id}")
         if self._timing is not None:
             lines.append(f"Server-Timing: {self._timing(self._exchange)}")

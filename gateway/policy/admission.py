@@ -11,7 +11,6 @@ of a request are counted (`client.body`), clocks and timers.
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from operator import itemgetter
 
 from gateway.policy.slowness import Upload
 
@@ -121,7 +120,9 @@ class Admission:
             elif slow.uploads and slow.n_left and claim.fits(slow.n_bytes, slow.n_slots + slow.promised_slots):
                 self._end_slowest(slow, claim, now_s)
             # 4. The claim's time is over, or there would be no room even without all uploads that may soon be slow.
-            elif now_s >= claim.until_s or not claim.fits(slow.soon_bytes, slow.soon_slots + slow.promised_slots):
+            elif now_s >= claim.until_s or not claim.fits(
+                slow.n_bytes + slow.other_bytes, slow.n_slots + slow.other_slots + slow.promised_slots
+            ):
                 self._settle(claim, False)
             # 5. The claim waits on.
             else:
@@ -135,14 +136,14 @@ class Admission:
         """
         held, own_bytes = slow.take_slowest(), claim.reservation.n_bytes
         upload, fail = held.upload, held.fail
+        assert upload is not None
+        assert fail is not None
         if held.n_bytes and not self.has_room(own_bytes, claim.n_bytes, 0):
             reason = "memory was needed for other requests (limits.in_flight_bytes)"
         elif held.n_slots and not self.has_room(own_bytes + claim.n_bytes, 0, claim.n_slots):
             reason = "its place was needed for other requests (limits.concurrent_requests)"
         else:
             return
-        assert upload is not None
-        assert fail is not None
         held.end_upload()
         fail(f"{upload.bytes_per_s(now_s):.0f} bytes a second in {upload.waited_s(now_s):.1f} s, and {reason}")
         held.hold(-held.n_bytes)
@@ -264,36 +265,24 @@ def _rank(claim: Claim) -> tuple[bool, int]:
 
 
 class _Slow:
-    """The slow uploads of one look, the slowest last, with sums of what they hold.
-
-    `n_bytes` and `n_slots` are those of slow uploads, `soon_bytes` and `soon_slots` those of all that may soon be slow.
-    """
+    """The slow uploads of one look, the slowest last, and what they and those that may soon be slow hold."""
 
     def __init__(self, uploads: Iterable[Reservation], now_s: float) -> None:
-        self.n_bytes = self.n_slots = self.soon_bytes = self.soon_slots = 0
+        soon = [held for held in uploads if held.may_be_slow_soon(now_s)]
+        self.uploads = [held for held in soon if held.is_slow(now_s)]
+        self.uploads.sort(key=lambda held: held.upload.bytes_per_s(now_s) if held.upload else 0, reverse=True)
+        self.n_bytes = sum(held.n_bytes for held in self.uploads)
+        self.n_slots = sum(held.n_slots for held in self.uploads)
+        self.other_bytes = sum(held.n_bytes for held in soon) - self.n_bytes
+        self.other_slots = sum(held.n_slots for held in soon) - self.n_slots
         self.promised_slots = 0
         """Slots of uploads that were ended; the uploads have not given them back yet."""
         self.n_left = ENDED_AT_ONCE
-        slow = []
-        for held in uploads:
-            if held.upload is not None and held.may_be_slow_soon(now_s):
-                is_slow = held.is_slow(now_s)
-                self._count(held, 1, is_slow)
-                if is_slow:
-                    slow.append((held.upload.bytes_per_s(now_s), held))
-        slow.sort(key=itemgetter(0), reverse=True)
-        self.uploads = [held for _, held in slow]
 
     def take_slowest(self) -> Reservation:
         """Remove the slowest upload from `uploads` and return what it holds."""
         held = self.uploads.pop()
         self.n_left -= 1
-        self._count(held, -1, True)
+        self.n_bytes -= held.n_bytes
+        self.n_slots -= held.n_slots
         return held
-
-    def _count(self, held: Reservation, sign: int, is_slow: bool) -> None:
-        self.soon_bytes += sign * held.n_bytes
-        self.soon_slots += sign * held.n_slots
-        if is_slow:
-            self.n_bytes += sign * held.n_bytes
-            self.n_slots += sign * held.n_slots

@@ -183,7 +183,7 @@ class Call:
         gateway made of a transcoded request. *hint*: see `error_body`.
         """
         if answer.status < 400:
-            status = f"{answer.status} {answer.reason}".strip()
+            status = f"{answer.status} {answer.head.reason}".strip()
             location = answer.headers.get("location")[:MAX_LOCATION]
             where = f" to {location}" if location else ""
             words = f"the backend answered {status}, a redirect{where}, which the gateway does not follow{hint}"
@@ -193,7 +193,7 @@ class Call:
         own_words = self.words_in(text) if self.words_in is not None else None
         backend, status_code = self.exchange.backend, answer.status
         body, words = error_body(
-            text, status_code, answer.reason, json_bytes, backend=backend, own_words=own_words, hint=hint
+            text, status_code, answer.head.reason, json_bytes, backend=backend, own_words=own_words, hint=hint
         )
         headers = transcoded_to_client(answer.headers)
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=status_code, body=body)

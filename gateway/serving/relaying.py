@@ -74,7 +74,7 @@ async def relay(call: Call) -> None:
 def _is_server_metadata(call: Call, answer: Answer) -> bool:
     """Whether *answer* may hold the server's metadata, to which the extension is added (protocol 8)."""
     is_asked = call.match.kind is PathKind.SERVER_METADATA and call.request.method == "GET"
-    is_short = (answer.content_length or 0) <= METADATA_BYTES
+    is_short = (answer.head.length or 0) <= METADATA_BYTES
     return is_asked and answer.status == 200 and is_short and "content-encoding" not in answer.headers
 
 
@@ -202,7 +202,7 @@ async def _pass_back_renamed(call: Call, answer: Answer, header_length: int) -> 
     header = await _replaced(call, replacer, bytes(begun[:header_length])) + replacer.finish()
     headers = _without(renamed_to_client(answer.headers), _HEADER_LENGTH)
     headers.append((HEADER_LENGTH, str(len(header))))
-    length = answer.content_length
+    length = answer.head.length
     if length is not None:
         length += len(header) - header_length
     reply = call.reply
@@ -233,7 +233,7 @@ async def stream(call: Call, answer: Answer, headers: Fields | None = None) -> N
 
     *headers* replace the answer's own; given for a body in which no name has to be replaced.
     """
-    reply, replacer, length = call.reply, None, answer.content_length
+    reply, replacer, length = call.reply, None, answer.head.length
     if headers is None and call.match.is_renamed and may_name_model(answer.status, answer.headers):
         answer.refuse_encoded()
         # metadata, which GET asks for, has the name in `name`

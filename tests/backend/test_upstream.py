@@ -133,7 +133,7 @@ async def test_what_the_reader_finds_malformed_is_asked_of_another_endpoint() ->
 
         async def read(answer: Answer) -> bytes:
             # it is read to its end, so its connection is given back, and its place is free, when this is found
-            return await (read_as_malformed if answer.reason == "Whatever" else read_whole)(answer)
+            return await (read_as_malformed if answer.head.reason == "Whatever" else read_whole)(answer)
 
         assert await call(upstream, read=read, attempts=attempts) == own_answer("1", b"body")
         assert [attempt.repeated_for for attempt in attempts] == ["malformed_response", ""]
