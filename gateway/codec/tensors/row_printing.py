@@ -6,7 +6,6 @@ row with `%b` for each element. A row that is long, or has long strings, is prin
 Not here: one tensor alone, which is its own rows (`nested_printing`).
 """
 
-import binascii
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
@@ -14,13 +13,11 @@ from math import prod
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from gateway.codec.tensors.datatypes import BYTES
 from gateway.codec.tensors.elements import PREFIX_BYTES, WINDOW_BYTES, bounds_of, end_of
 from gateway.codec.tensors.nested_printing import NestedTensor
 from gateway.codec.tensors.number_printing import array_text
-from gateway.codec.tensors.string_printing import StringForm
 
 STEP_VALUES = 1024
 """How many elements one step puts into rows: each costs some ten operations of Python."""
@@ -64,10 +61,8 @@ class Column:
         bounds = self._bounds[: n_elements + 1].tolist()
         window = bytes(self._take(bounds[-1]))
         elements = [window[start + PREFIX_BYTES : end] for start, end in pairwise(bounds)]
-        if self._tensor.form is StringForm.TEXT:
-            return [orjson.dumps(str(element, "utf-8")) for element in elements]
-        opening, closing = self._tensor.form.opening, self._tensor.form.closing
-        return [opening + binascii.b2a_base64(element, newline=False) + closing for element in elements]
+        form = self._tensor.form
+        return [form.opening + form.text_of(element) + form.closing for element in elements]
 
     def row(self) -> Iterator[Piece]:
         """Its next row as nested JSON, in pieces; an empty one ends a step of work."""

@@ -9,8 +9,8 @@ lengths at once:
 The first piece leaves out `", ` and so begins with a quote, and one more quote ends the last. The caller puts brackets
 around it. Where the text has something to escape (a quote, a backslash, a control character), orjson escapes the
 window as one string, with a mark in place of each length: a DEL character, the only control character that JSON does
-not escape, and three fillers. Then the marks are found and overwritten. Where an element has a DEL of its own, or
-there are few elements, orjson prints them one by one.
+not escape, and three fillers. Then the marks are found and overwritten. Where an element has a DEL of its own, orjson
+prints them one by one.
 
 Nested strings are printed in the same way, but with `"],["` between two strings where a list ends. This separator is
 longer than the four bytes of a length. So a control character, which JSON text never has, is put in the length's place
@@ -40,7 +40,6 @@ from gateway.codec.json.pieces import PIECE_BYTES, character_start
 from gateway.codec.tensors.elements import (
     LENGTH,
     PREFIX_BYTES,
-    RUN_ELEMENTS,
     RUN_STEP_ELEMENTS,
     STEP_ELEMENTS,
     WINDOW_BYTES,
@@ -49,6 +48,9 @@ from gateway.codec.tensors.elements import (
     words_of,
 )
 from gateway.codec.tensors.number_printing import separator
+
+LONG_STEP_BYTES = PIECE_BYTES // 3 * 3
+"""How much of a long element one step prints; in base64, three bytes need no padding in the middle."""
 
 _MARK = b"\x7f___"  # nothing to escape is in it
 _BRACKETS_PER_ELEMENT = 4  # so many brackets around a single element cost as much as one more
@@ -70,6 +72,15 @@ class StringForm(Enum):
     def closing(self) -> bytes:
         """What stands behind the text."""
         return b'"}' if self is StringForm.B64_OBJECT else b'"'
+
+    def text_of(self, element: bytes | memoryview) -> bytes:
+        """The text of *element*, or of a part that ends between two characters, or two groups of base64."""
+        if self is _TEXT:
+            return orjson.dumps(str(element, "utf-8"))[1:-1]
+        return binascii.b2a_base64(element, newline=False)
+
+
+_TEXT = StringForm.TEXT  # Python 3.11 takes 70 ns to find a member in its enum
 
 
 class Separators:
@@ -106,15 +117,6 @@ class Separators:
                 text = text.replace(bytes([kind]), whole[2:])  # the quote and a bracket are in the word
         return text if first else text[3:]
 
-    def join_strings(self, elements: list[bytes], first: int) -> bytes:
-        """*elements* as JSON strings, with what stands before each but without the last quote."""
-        strings = [str(element, "utf-8") for element in elements]
-        if not self._sizes:
-            text = orjson.dumps(strings)
-            return b'", ' + text[1:-2] if first else text[1:-2]
-        texts = self.before(first, len(elements))
-        return b"".join(chain.from_iterable(zip(texts, [orjson.dumps(text)[1:-1] for text in strings], strict=True)))
-
     def before(self, first: int, n_elements: int) -> list[bytes]:
         """What stands before each of *n_elements* elements, the first of which is number *first*."""
         kinds = self._kinds(first, n_elements).tolist() if self._sizes else [0] * n_elements
@@ -142,86 +144,60 @@ def string_pieces(blob: memoryview, form: StringForm, shape: tuple[int, ...] = (
     for a text.
     """
     separators = Separators(shape, form) if len(shape) > 1 else _FLAT[form]
-    is_text = form is StringForm.TEXT
     offset = index = 0
     while offset < len(blob):
         window = bytes(blob[offset : offset + WINDOW_BYTES])
         bounds = bounds_of(window, separators.most_elements)
         if len(bounds) > 1:
-            yield from (_escaped_run if is_text else _base64_run)(window, bounds, separators, index)
+            yield from (_marked_run if form is _TEXT else _one_by_one)(window, bounds, separators, index)
             offset += int(bounds[-1])
             index += len(bounds) - 1
         else:  # one that is longer than a window
             start = offset + PREFIX_BYTES
             offset = start + int.from_bytes(blob[offset:start], "little")
             yield separators.before(index, 1)[0]
-            yield from (_escaped if is_text else _base64)(blob[start:offset])
+            while start < offset:
+                end = min(start + LONG_STEP_BYTES, offset)
+                if form is _TEXT:
+                    end = character_start(blob[:offset], end)
+                yield form.text_of(blob[start:end])
+                start = end
             index += 1
     if offset:
         yield form.closing
 
 
-def _escaped_run(
+def _marked_run(
     window: bytes, bounds: npt.NDArray[np.int64], separators: Separators, index: int
 ) -> Iterator[bytes | bytearray]:
-    text = None
-    if len(bounds) > RUN_ELEMENTS:
-        text = with_words(window, bounds, _MARK)
-        if not (b'"' in text or b"\\" in text or np.frombuffer(text, np.uint8).min() < ord(" ")):
-            words_of(text)[bounds[:-1]] = separators.words(index, len(bounds) - 1)  # nothing to escape
-            yield separators.finish(text, index)
-            return
+    """The elements at *bounds* in *window*, text of which the first is number *index*, by marks between them."""
+    text = with_words(window, bounds, _MARK)
+    if not (b'"' in text or b"\\" in text or np.frombuffer(text, np.uint8).min() < ord(" ")):
+        words_of(text)[bounds[:-1]] = separators.words(index, len(bounds) - 1)  # nothing to escape
+        yield separators.finish(text, index)
+        return
     # escapes are printed in two steps: they may be half a millisecond's work each
     middle = int(np.searchsorted(bounds, WINDOW_BYTES // 2, "right")) - 1
     for first, half in ((index, bounds[: middle + 1]), (index + middle, bounds[middle:])):
-        if len(half) > 1:
-            marked = _escaped_marked(text, half) if text is not None else None
-            if marked is not None:
-                escaped, marks = marked
-                words_of(escaped)[marks] = separators.words(first, len(marks))
-                yield separators.finish(escaped, first)
-                continue
-            for start, some in _one_by_one(half, first):
-                yield separators.join_strings(_elements(window, some), start)
+        if len(half) == 1:
+            continue
+        part = memoryview(text)[half[0] : half[-1]]
+        escaped = bytearray(memoryview(orjson.dumps(str(part, "utf-8")))[1:-1])
+        marks = np.flatnonzero(np.frombuffer(escaped, np.uint8) == _MARK[0])
+        if len(marks) < len(half):  # no element has a DEL of its own
+            words_of(escaped)[marks] = separators.words(first, len(marks))
+            yield separators.finish(escaped, first)
+        else:
+            yield from _one_by_one(window, half, separators, first)
 
 
-def _escaped_marked(text: bytearray, bounds: npt.NDArray[np.int64]) -> tuple[bytearray, npt.NDArray[np.int64]] | None:
-    """The elements at *bounds* in *text*, escaped, and where in them the mark before each is.
-
-    None if one has a DEL of its own.
-    """
-    part = memoryview(text)[bounds[0] : bounds[-1]]
-    escaped = bytearray(memoryview(orjson.dumps(str(part, "utf-8")))[1:-1])
-    marks = np.flatnonzero(np.frombuffer(escaped, np.uint8) == _MARK[0])
-    return (escaped, marks) if len(marks) == len(bounds) - 1 else None
-
-
-def _one_by_one(bounds: npt.NDArray[np.int64], index: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """*bounds* in parts of as many elements as one step works on one by one, with the number of each part's first."""
+def _one_by_one(
+    window: bytes, bounds: npt.NDArray[np.int64], separators: Separators, index: int
+) -> Iterator[bytes | bytearray]:
+    """As `_marked_run`, of elements in any form."""
     step = STEP_ELEMENTS // 4  # printing costs more than finding them
-    return ((index + first, bounds[first : first + step + 1]) for first in range(0, len(bounds) - 1, step))
-
-
-def _elements(window: bytes, bounds: npt.NDArray[np.int64]) -> list[bytes]:
-    return [window[start + PREFIX_BYTES : end] for start, end in pairwise(bounds.tolist())]
-
-
-def _escaped(element: memoryview) -> Iterator[bytes]:
-    start = 0
-    while start < len(element):
-        end = character_start(element, start + PIECE_BYTES)
-        yield orjson.dumps(str(element[start:end], "utf-8"))[1:-1]
-        start = end
-
-
-def _base64_run(window: bytes, bounds: npt.NDArray[np.int64], separators: Separators, index: int) -> Iterator[bytes]:
-    for first, some in _one_by_one(bounds, index):
-        before = separators.before(first, len(some) - 1)
-        elements = [binascii.b2a_base64(element, newline=False) for element in _elements(window, some)]
-        yield b"".join(chain.from_iterable(zip(before, elements, strict=True)))
-
-
-def _base64(element: memoryview) -> Iterator[bytes]:
-    step = PIECE_BYTES // 3 * 3  # a multiple of three bytes needs no padding in the middle
-    for start in range(0, len(element), step):
-        yield binascii.b2a_base64(element[start : start + step], newline=False)
+    for first in range(0, len(bounds) - 1, step):
+        some = bounds[first : first + step + 1].tolist()
+        before = separators.before(index + first, len(some) - 1)
+        texts = [separators.form.text_of(window[start + PREFIX_BYTES : end]) for start, end in pairwise(some)]
+        yield b"".join(chain.from_iterable(zip(before, texts, strict=True)))
