@@ -53,7 +53,6 @@ RUN_ELEMENTS = 32
 BASE64_HINT = ", and JSON has only text; set `bytes: base64` for this backend if it reads base64"
 """What to do about an element that is not UTF-8."""
 
-_MARK = "\x7f___"  # as long as a length; few texts have a DEL character
 _WORTH_GUESSING = 512  # a guess costs as much as walking through so many elements
 
 
@@ -137,24 +136,26 @@ def bounds_of(window: bytes, most: int) -> npt.NDArray[np.int64]:
             if np.count_nonzero(lengths == stride - PREFIX_BYTES) == n_elements:
                 return np.arange(0, n_elements * stride + 1, stride)
     bounds = [0]
-    end = 0
+    _walk(window, bounds, min(most, RUN_ELEMENTS))
+    if len(bounds) > RUN_ELEMENTS:
+        is_short = bounds[-1] < RUN_ELEMENTS * SHORT_ELEMENT_BYTES
+        if is_short and (guessed := _guessed_bounds(window, most)) is not None:
+            return guessed
+        _walk(window, bounds, min(most, STEP_ELEMENTS))
+    return np.array(bounds)
+
+
+def _walk(window: bytes, bounds: list[int], most: int) -> None:
+    """Go on with *bounds* from length to length, up to *most* elements that are whole."""
+    end = bounds[-1]
     length_at = LENGTH.unpack_from
     with suppress(struct.error):  # the window ends
-        for _ in range(min(most, RUN_ELEMENTS)):
+        for _ in range(len(bounds) - 1, most):
             (size,) = length_at(window, end)
             end += PREFIX_BYTES + size
             bounds.append(end)
-    if len(bounds) > RUN_ELEMENTS:
-        if end < RUN_ELEMENTS * SHORT_ELEMENT_BYTES and (guessed := _guessed_bounds(window, most)) is not None:
-            return guessed
-        with suppress(struct.error):
-            for _ in range(RUN_ELEMENTS, min(most, STEP_ELEMENTS)):
-                (size,) = length_at(window, end)
-                end += PREFIX_BYTES + size
-                bounds.append(end)
     if end > len(window):
         bounds.pop()
-    return np.array(bounds)
 
 
 def _guessed_bounds(window: bytes, most: int) -> npt.NDArray[np.int64] | None:
@@ -248,14 +249,8 @@ def append_strings(elements: bytearray, strings: list[str]) -> None:
     if len(strings) < RUN_ELEMENTS:
         append_octets(elements, list(map(str.encode, strings)))
         return
-    joined = _MARK.join(strings)
-    text = joined.encode()
-    marks = (np.frombuffer(text, np.uint8) == ord(_MARK[0])).nonzero()[0] if len(text) > len(joined) else ()
-    if len(marks) == len(strings) - 1:
-        sizes = np.diff(marks, prepend=-PREFIX_BYTES, append=len(text)) - PREFIX_BYTES
-    else:  # all is ASCII, or an element has a mark of its own
-        lengths = map(len, strings if joined.isascii() else map(str.encode, strings))
-        sizes = np.fromiter(lengths, np.int64, len(strings))
+    text = (PREFIX_BYTES * "\0").join(strings).encode()
+    sizes = np.fromiter(map(len, strings if text.isascii() else map(str.encode, strings)), np.int64, len(strings))
     append_marked(elements, PREFIX_BYTES, text, sizes)
 
 
