@@ -223,8 +223,6 @@ class WrittenRequest(PiecedJson):
             return _LATER
 
         text = msgspec.json.encode(template, enc_hook=fill)
-        if not there:
-            return [text]
         beginning, *texts_behind = text.split(LATER)
         return [beginning, *chain.from_iterable(zip(there, texts_behind, strict=True))]
 

@@ -25,11 +25,6 @@ NAMELESS_INPUT = "input"
 OCTETS_SUFFIX = "_bytes"
 """How the names of BYTES tensors end that TensorFlow Serving takes for octets, which it writes in base64."""
 
-SOME_OUTPUT = "NAME"
-"""What stands for the name of an output of which nothing is known."""
-
-KSERVE_HINT = "; format: row is for KServe, leave it out for TensorFlow Serving"
-
 MAX_NAMED = 20
 """The most inputs or outputs that an error names."""
 
@@ -80,14 +75,9 @@ class ModelDescription(msgspec.Struct, frozen=True):
     fault: str = ""
     """Why the server's own description of the model cannot be used; empty if it can."""
 
-    @property
-    def nameless_input(self) -> TensorDescription | None:
-        """The model's only input, if that input has no name."""
-        return self.inputs.get("") if len(self.inputs) == 1 else None
-
     def input_called(self, name: str) -> TensorDescription | None:
         """What is known of the input that a client calls *name*, which may call one without a name as it likes."""
-        return self.nameless_input or self.inputs.get(name)
+        return self.inputs.get("") or self.inputs.get(name)
 
     def merged(self, configured: "ModelDescription") -> "ModelDescription":
         """This description of a server's with what is *configured*, which wins."""
@@ -141,18 +131,21 @@ def missing_datatype(
     *backend* and *model* are the names by which the configuration knows them.
     """
     outputs = description.outputs
-    wanted = selection.named or outputs or (SOME_OUTPUT,)
-    unknown = [name for name in wanted if name not in outputs or outputs[name].datatype is None][:MAX_NAMED]
+    wanted = selection.named or outputs
+    unknown = [name for name in wanted or ("NAME",) if name not in outputs or outputs[name].datatype is None][
+        :MAX_NAMED
+    ]
     if not unknown:
         return None
     known = [name for name, tensor in outputs.items() if tensor.datatype is not None]
     others = f" (known outputs are {listed(known)})" if known else ""
     labels = ", ".join(label_of("output", name) for name in unknown)
-    what = "the datatypes of its outputs are" if unknown == [SOME_OUTPUT] else f"the datatype of {labels} is"
+    what = f"the datatype of {labels} is" if wanted else "the datatypes of its outputs are"
     block: dict[str, object] = {"outputs": {name: {"datatype": "FP32"} for name in unknown}}
     hint = ""
     if dialect == "tensorflow" and description.platform == description.format == "":
-        block, hint = {"format": "row", **block}, KSERVE_HINT
+        hint = "; format: row is for KServe, leave it out for TensorFlow Serving"
+        block = {"format": "row", **block}
     lines = yaml.safe_dump({glob.escape(model): block}, default_flow_style=True, sort_keys=False, width=math.inf)
     return (
         f"model {model!r}: {what} not known{others}, and answers of the dialect {dialect} do not say it. "

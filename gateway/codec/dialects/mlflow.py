@@ -40,7 +40,7 @@ class MLflow(Dialect):
         if form == "dataframe_split":
             columns, row = [tensor.name for tensor in inputs], [Place(tensor.name, "$column") for tensor in inputs]
             return {**params, "dataframe_split": {"columns": columns, "data": Place("", "$each", row)}}
-        if description.nameless_input is None:
+        if "" not in description.inputs:
             return {**params, "inputs": by_name(inputs)}
         if len(inputs) != 1:
             raise CodecError(f"the model has one input, which has no name; the request has {len(inputs)}")

@@ -219,9 +219,3 @@ def test_v2_metadata_has_what_clients_look_for() -> None:
         ],
     }
     assert json.loads(v2_metadata("m", UNKNOWN)) == {"name": "m", "platform": "", "inputs": [], "outputs": []}
-
-
-def test_only_a_single_input_may_have_no_name() -> None:
-    nameless, named = {"": TensorDescription(FP32)}, {"x": TensorDescription(FP32)}
-    models = [ModelDescription(inputs) for inputs in ({}, nameless, named, {**nameless, **named})]
-    assert [model.nameless_input for model in models] == [None, TensorDescription(FP32), None, None]
