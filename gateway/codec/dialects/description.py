@@ -132,12 +132,10 @@ def missing_datatype(
     """
     outputs = description.outputs
     wanted = selection.named or outputs
-    unknown = [name for name in wanted or ("NAME",) if name not in outputs or outputs[name].datatype is None][
-        :MAX_NAMED
-    ]
+    known = {name: tensor for name, tensor in outputs.items() if tensor.datatype is not None}
+    unknown = [name for name in wanted or ("NAME",) if name not in known][:MAX_NAMED]
     if not unknown:
         return None
-    known = [name for name, tensor in outputs.items() if tensor.datatype is not None]
     others = f" (known outputs are {listed(known)})" if known else ""
     labels = ", ".join(label_of("output", name) for name in unknown)
     what = f"the datatype of {labels} is" if wanted else "the datatypes of its outputs are"
