@@ -10,7 +10,7 @@ from gateway.config import parse
 from gateway.exchange import Attempt, Exchange
 from gateway.process.admin import AdminListener
 from gateway.telemetry.counting import MAX_MODELS
-from gateway.telemetry.exposition import PIECE_SAMPLES
+from gateway.telemetry.metrics import PIECE_SAMPLES
 from gateway.telemetry.reading import EndpointReading
 from tests.counted import Metrics, reading
 

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: the counts of all processes, and their current state.
 
-The rows of the table of sums become series here. Gauges are made anew for each scrape, because endpoints come and go
-with reloads and look-ups of names, and so do workers.
+The rows of the table of sums become series here, as text that prometheus_client writes. Gauges are made anew for each
+scrape, because endpoints come and go with reloads and look-ups of names, and so do workers.
 
 Histograms have classic buckets, and no exemplars: the usual text format cannot carry them, and the access log already
 leads from a number to its requests, with ids, route, reason and seconds. Not here: counting (`counting`).
@@ -9,20 +9,26 @@ leads from a number to its requests, with ids, route, reason and seconds. Not he
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, islice
 from math import inf
 from operator import attrgetter
 
 import msgspec
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
 
 from gateway import __version__
 from gateway.telemetry.counting import Batch
-from gateway.telemetry.exposition import exposition
 from gateway.telemetry.processes import usage_of_all
 from gateway.telemetry.reading import Reading
 from gateway.telemetry.recent import Failures, Recent
-from gateway.telemetry.sums import FAMILIES, GAUGES, MINUTE, Row, Table
+from gateway.telemetry.sums import BOUNDS, FAMILIES, GAUGES, MINUTE, Cells, Family, Row, Table
+
+PIECE_SAMPLES = 100
+"""How many samples are written in one go, which takes 0.8 ms. 200 models on ten routes have 43,000 samples, which would
+hold the loop for 0.3 s."""
 
 _LEVELS = {
     "requests_in_flight": attrgetter("in_flight"),
@@ -33,6 +39,9 @@ _LEVELS = {
     "in_flight_bytes_limit": attrgetter("body_bytes.limit"),
 }
 """The gauges that are sums of the readings."""
+
+_UPPER_BOUNDS = {name: [str(floatToGoString(bound)) for bound in bounds] for name, bounds in BOUNDS.items()}  # type: ignore[no-untyped-call]
+"""The upper bounds of buckets, as the label `le` has them."""
 
 
 class Reload(msgspec.Struct, frozen=True):
@@ -85,8 +94,8 @@ class Metrics:
         cells = self._table["process_cpu_seconds",]
         # the time of a worker that has just ended may be missing; Prometheus takes a lower count for a restart
         cells[0] = max(cells[0], usage.get("process_cpu_seconds", 0.0))
-        yield from exposition(GAUGES, {row: [value] for row, value in gauges.items()}, "gauge")
-        yield from exposition(FAMILIES, self._table)
+        yield from _exposition(GAUGES, {row: [value] for row, value in gauges.items()}, "gauge")
+        yield from _exposition(FAMILIES, self._table, "counter")
 
     def _moment(self, readings: Sequence[Reading]) -> dict[Row, float]:
         """The gauges. An endpoint is up if all processes find it up, and ejected if one has ejected it."""
@@ -107,3 +116,44 @@ class Metrics:
             rows["upstream_connections", each.backend, each.endpoint, "busy"] += each.busy
             rows["upstream_connections", each.backend, each.endpoint, "idle"] += each.idle
         return rows
+
+
+class _One(CollectorRegistry):
+    """Holds one metric that is already made."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._metric
+
+
+def _exposition(families: Iterable[Family], rows: Mapping[Row, Cells], kind: str) -> Iterator[str]:
+    """The text of *families*, a series for each of their *rows*; *kind* is the type of those without buckets."""
+    by_name: defaultdict[str, list[tuple[Row, Cells]]] = defaultdict(list)
+    for row, cells in rows.items():
+        by_name[str(row[0])].append((row[1:], cells))
+    for family in families:
+        name = family.name if family.name.startswith("process_") else f"tensor_gateway_{family.name}"
+        metric = Metric(name, family.help, "histogram" if family.bounds else kind)
+        samples = chain.from_iterable(_samples(family, metric, *each) for each in by_name[family.name])
+        is_first = True
+        while (piece := list(islice(samples, PIECE_SAMPLES))) or is_first:
+            metric.samples = piece
+            text = generate_latest(_One(metric)).decode()
+            yield text if is_first else text.split("\n", 2)[2]  # without help and type again
+            is_first = False
+
+
+def _samples(family: Family, metric: Metric, values: Row, cells: Cells) -> Iterator[Sample]:
+    """The samples of one series of *metric*, whose labels have these *values*."""
+    labels = {label: str(value) for label, value in zip(family.labels, values, strict=True)}
+    if not family.bounds:
+        yield Sample(f"{metric.name}_total" if metric.type == "counter" else metric.name, labels, cells[0])
+        return
+    *buckets, total = cells
+    counts = list(accumulate(buckets))
+    for bound, count in zip(_UPPER_BOUNDS[family.name], counts, strict=True):
+        yield Sample(f"{metric.name}_bucket", {**labels, "le": bound}, count)
+    yield Sample(f"{metric.name}_count", labels, counts[-1])
+    yield Sample(f"{metric.name}_sum", labels, total)

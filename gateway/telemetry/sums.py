@@ -2,7 +2,7 @@
 
 Each process that serves clients adds its finished requests to such a table. With several workers the tables are sent to
 the supervisor and added up there as they are. Not here: what is counted in which row (`counting`), and who reads it
-(`metrics`, `exposition`, and `recent` for the last minute).
+(`metrics`, and `recent` for the last minute).
 """
 
 from collections.abc import Iterable
