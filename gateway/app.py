@@ -141,12 +141,13 @@ class DataPlane:
         self.count()
 
     async def _sample(self) -> None:
-        """Measure the event loop's lag: how much later than asked for it wakes this task."""
+        """Measure the event loop's lag: how much later than asked for it wakes this task; and write what waits."""
         loop = asyncio.get_running_loop()
         while True:
             expected = loop.time() + SAMPLE_S
             await asyncio.sleep(SAMPLE_S)
             self.counting.note_lag(max(0.0, loop.time() - expected))
+            self._access_log.flush()
             await self._expect()
 
     def count(self) -> None:

@@ -4,7 +4,6 @@ Lines of successful exchanges are written together, because a log record, its lo
 times as much as the line itself. Not here: where lines go (`log_writer`).
 """
 
-import asyncio
 import logging
 import os
 import random
@@ -18,9 +17,6 @@ import msgspec
 from gateway.errors import Blame, ErrorKind, blame_of
 from gateway.exchange import Exchange
 from gateway.telemetry.log_writer import PIPE_BYTES
-
-LATE_S = 0.05
-"""How long the line of a successful exchange may wait for others."""
 
 BATCH_BYTES = 64 * 1024
 """Lines are written once they have this many bytes together."""
@@ -49,9 +45,10 @@ Line = dict[str, Any]
 
 
 class AccessLog:
-    """Writes one line per exchange to standard output; at most `LATE_S` after the exchange's end.
+    """Writes one line per exchange to standard output.
 
-    Lines that wait are one message of the logger, in their order. An exchange that failed lets none wait.
+    The lines of successful exchanges wait for others, until `flush`, which is called several times a second. Lines that
+    wait are one message of the logger, in their order. An exchange that failed lets none wait.
     """
 
     def __init__(self, style: Literal["json", "text"], sample: float = 1) -> None:
@@ -64,24 +61,18 @@ class AccessLog:
         self._log = logging.getLogger("gateway.access")
         self._waiting = bytearray()
         self._max_bytes = BATCH_BYTES
-        self._timer: asyncio.TimerHandle | None = None
 
     def record(self, exchange: Exchange) -> None:
-        """Write the line of a finished exchange; called on the event loop."""
+        """Take the line of a finished exchange."""
         if self._sample < 1 and exchange.error is None and random.random() >= self._sample:  # noqa: S311  no secret
             return
         self._waiting += _fitting(line_of(exchange), self._encode, LINE_BYTES)
         self._waiting += b"\n"
         if exchange.error is not None or len(self._waiting) > self._max_bytes:
-            self._flush()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LATE_S, self._flush)
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Write the lines that wait."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self._waiting:
             lines, self._waiting = self._waiting[:-1], bytearray()
             self._log.info(lines.decode())
@@ -89,7 +80,7 @@ class AccessLog:
     def finish(self) -> None:
         """Write the lines that wait, and from now on each line at once, because the event loop may end."""
         self._max_bytes = 0
-        self._flush()
+        self.flush()
 
 
 class FailureLog:
@@ -116,8 +107,10 @@ class FailureLog:
             text = _fitting(line_of(exchange), _text_line, LINE_BYTES - PREFIX_BYTES).decode()
             self._log.warning("failed: %s", text)
 
-    def finish(self) -> None:
-        """As `AccessLog.finish`; does nothing, because no line waits here."""
+    def flush(self) -> None:
+        """As `AccessLog.flush`; does nothing, because no line waits here."""
+
+    finish = flush
 
 
 def line_of(exchange: Exchange) -> Line:
