@@ -52,10 +52,8 @@ MAX_DIGITS = 32
 MAX_FIELDS = 128
 """How many fields a head may have."""
 
-MAX_LINES = 2 * MAX_FIELDS
-"""How many lines a head may have. A field may have several lines, and the parser copies the field for each of them."""
-
 _NEVER_FULL = 2**30  # bytes that may wait in the parser's own reader, which is emptied after each piece
+_FOLD = re.compile(rb"\n[ \t]")  # a field that goes on in another line; the parser copies the field for each line
 _HEAD_END = re.compile(rb"\n\r?\n")  # the parser of answers also takes lines that end without a carriage return
 _CHUNKED_REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 _CHUNKED_ANSWER = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -186,7 +184,6 @@ class Incoming:
     left = 0
     """How many bytes of a body of known length are still to come."""
     _tail = b""  # the last two bytes of the head so far, in which its end may have begun
-    _n_lines = 0  # of the head so far
     _chunks: "_Chunks | None" = None
 
     def __init__(self, heads: Heads) -> None:
@@ -207,9 +204,8 @@ class Incoming:
         self.head_bytes += len(data) - len(text) + end
         if self.head_bytes > heads.max_bytes:
             raise HeadTooLargeError(f"the head has more than {heads.max_bytes} bytes")
-        self._n_lines += text.count(b"\n", 0, end)
-        if self._n_lines > MAX_LINES:
-            raise HeadTooLargeError(f"the head has more than {MAX_LINES} lines")
+        if _FOLD.search(tail + text, 0, len(tail) + end):
+            raise MalformedError("a field of the head goes on in another line (RFC 9112 section 5.2)")
         behind = text[end:]
         if behind:
             text = text[:end]
@@ -221,7 +217,6 @@ class Incoming:
             self._tail = (tail + text)[-2:]
             return None
         self._tail = b""
-        self._n_lines = 0
         self.has_begun = False
         return head, behind
 

@@ -74,12 +74,6 @@ class Waiter:
         return True
 
 
-def wake(waiter: Waiter | None) -> None:
-    """Let the task that awaits *waiter* go on at once, if there is one."""
-    if waiter is not None:
-        waiter.wake()
-
-
 def wake_soon(waiter: Waiter | None) -> None:
     """Let the task that awaits *waiter* go on in the next turn of the event loop, if there is one."""
     if waiter is not None:

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from gateway.waiting import Waiter, wake, wake_soon
+from gateway.waiting import Waiter, wake_soon
 
 SAID = ContextVar("SAID", default="")
 
@@ -36,7 +36,7 @@ async def test_a_task_goes_on_before_wake_returns_and_in_its_own_context() -> No
     task = await began(waiter, steps)
 
     def come() -> None:
-        wake(waiter)
+        waiter.wake()
         steps.append("behind wake")
 
     await from_the_loop(come)
@@ -60,18 +60,18 @@ async def test_a_task_that_is_woken_soon_goes_on_in_the_next_turn() -> None:
 async def test_another_task_wakes_it_in_the_next_turn() -> None:
     waiter, steps = Waiter(asyncio.get_running_loop()), list[str]()
     task = await began(waiter, steps)
-    wake(waiter)
+    waiter.wake()
     assert steps == []
     await task
     assert steps == ["its own"]
 
 
-@pytest.mark.parametrize("way", [wake, wake_soon])
+@pytest.mark.parametrize("way", [Waiter.wake, wake_soon])
 async def test_what_came_before_is_not_waited_for(way: object) -> None:
     waiter = Waiter(asyncio.get_running_loop())
     way(waiter)  # type: ignore[operator]
     way(waiter)  # type: ignore[operator]
-    way(None)  # type: ignore[operator]
+    wake_soon(None)
     await waiter
 
 
@@ -79,7 +79,7 @@ async def test_a_task_that_is_cancelled_while_it_waits_ends() -> None:
     waiter, steps = Waiter(asyncio.get_running_loop()), list[str]()
     task = await began(waiter, steps)
     task.cancel()
-    await from_the_loop(wake, waiter)
+    await from_the_loop(Waiter.wake, waiter)
     with pytest.raises(asyncio.CancelledError):
         await task
     assert steps == []

@@ -50,8 +50,7 @@ class AnswerHead:
         digits = headers.first.get("content-length")
         if "transfer-encoding" in headers.first:
             codings = headers.joined("transfer-encoding")
-            # the parser is asked, too, because it unfolds lines differently
-            if codings.lower() == "chunked" and message.chunked:
+            if codings.lower() == "chunked":
                 self.phase = Phase.CHUNKED
         elif digits is not None:
             self.length = body_length(digits)

@@ -132,7 +132,8 @@ class ClientBody(Reservation):
 
         Raises `GatewayError`.
         """
-        coding, connection = self._find_coding(), self._connection
+        connection = self._connection
+        coding = self._find_coding() if "content-encoding" in self._request.headers.first else None
         self.check_length()
         length = self._request.content_length if coding is None else None
         await self.admit(length or 0)
@@ -157,9 +158,7 @@ class ClientBody(Reservation):
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
 
     def _find_coding(self) -> Coding | None:
-        """The coding of the body. Raises `GatewayError` for one that is not supported (protocol 7)."""
-        if "content-encoding" not in self._request.headers.first:
-            return None
+        """The coding that the client names. Raises `GatewayError` for one that is not supported (protocol 7)."""
         try:
             return parse_content_encoding(self._request.headers.joined("content-encoding"))
         except CodecError as error:
