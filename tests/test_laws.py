@@ -108,7 +108,7 @@ def test_aiohttp_is_known_where_messages_are_parsed_and_where_its_server_or_clie
     theirs = {"aiohttp", "multidict", "yarl"}
     users = {name for name, path in MODULES.items() if {each.split(".")[0] for each in imports_of(path)} & theirs}
     server = {"process.admin", "client.request", "demo"}
-    assert users == {f"gateway.{name}" for name in (*server, "backend.arriving", "backend.heads", "http1")}
+    assert users == {f"gateway.{name}" for name in (*server, "backend.arriving", "http1")}
 
 
 def test_imports_inside_the_codec_point_from_messages_to_tensors_to_json() -> None:

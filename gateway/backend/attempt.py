@@ -10,11 +10,10 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
-from gateway.backend.arriving import LostError, NotHttpError
+from gateway.backend.arriving import AnswerHead, LostError, NotHttpError
 from gateway.backend.asking import BackendRequest, Pieces
 from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines
-from gateway.backend.heads import AnswerHead
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt

@@ -1,6 +1,6 @@
 """A client's body: admitted, read, inflated.
 
-Everything that reads a body from a client is here. Not here: the meaning of the bytes, and the connection (`served`).
+Everything that reads a body from a client is here. Not here: the meaning of the bytes, and the connection (`request`).
 """
 
 import asyncio
@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.client.request import ClientRequest
-from gateway.client.served import Served
+from gateway.client.request import ClientRequest, Served
 from gateway.codec import Coding, Framing, Inflater, parse_content_encoding, parse_framing
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError
 from gateway.exchange import Exchange

@@ -18,7 +18,7 @@ as gone, as it does with nginx: on the wire it looks the same as a client that h
 at the backend.
 
 Not here: accepting (`listeners`), all connections together (`server`), one request and its access to the connection
-(`served`), and bytes that wait to be sent (`peers`).
+(`request`), and bytes that wait to be sent (`peers`).
 """
 
 import asyncio
@@ -28,8 +28,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from gateway.client.peers import UNCOUNTED_BYTES, Connection, client_left
-from gateway.client.request import ClientRequest, read_request
-from gateway.client.served import DROP_BYTES, DROP_S, Served
+from gateway.client.request import DROP_BYTES, DROP_S, ClientRequest, Served, read_request
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers

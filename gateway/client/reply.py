@@ -1,4 +1,4 @@
-"""The reply to a client. Nothing else writes to one, except the invitation to send a body (`served`).
+"""The reply to a client. Nothing else writes to one, except the invitation to send a body (`request`).
 
 The head says which headers every reply carries, how the body is framed, and whether the connection is kept. An
 exchange's status, error and reply bytes are set here alone. Not here: the content of replies.
@@ -80,7 +80,7 @@ class Reply(ClientBody):
 
         Content-Length, Transfer-Encoding, Connection and X-Request-Id among *headers* are replaced. *lines* is the text
         of fields that go out before them, as it is. Headers of a backend were checked with its answer's head
-        (`backend.heads`). Raises `ConnectionError` when the client left.
+        (`backend.arriving`). Raises `ConnectionError` when the client left.
         """
         self._connection.out.write(self._head(status, headers, length, lines))
         self._left = length

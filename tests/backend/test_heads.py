@@ -6,7 +6,7 @@ import random
 import pytest
 from aiohttp.http import RawResponseMessage
 
-from gateway.backend.heads import AnswerHead
+from gateway.backend.arriving import AnswerHead
 from gateway.http1 import Heads, Incoming, Phase
 from gateway.policy.crossing import Fields, transcoded_lines, transcoded_to_client
 

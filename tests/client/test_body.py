@@ -8,8 +8,7 @@ import pytest
 
 from gateway.client.body import ClientBody, _look
 from gateway.client.reply import Reply
-from gateway.client.request import ClientRequest
-from gateway.client.served import DROP_BYTES
+from gateway.client.request import DROP_BYTES, ClientRequest
 from gateway.config import Size
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import SLICE_S, Pacer

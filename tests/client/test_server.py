@@ -10,8 +10,7 @@ import pytest
 from gateway.client.body import ClientBody
 from gateway.client.connection import ClientConnection
 from gateway.client.reply import Reply
-from gateway.client.request import ClientRequest
-from gateway.client.served import Served
+from gateway.client.request import ClientRequest, Served
 from gateway.errors import ErrorKind
 from tests.client.raw import Running, connect, echo, read_body, serving
 
