@@ -179,15 +179,16 @@ async def test_an_error_after_the_head_cuts_the_reply_off_with_a_reset() -> None
         assert (exchange.status, exchange.error, exchange.detail) == (200, ErrorKind.TIMEOUT, "too slow")
 
 
-@pytest.mark.parametrize(("pieces", "words"), [((b"abc",), "1 bytes short"), ((b"abc", b"de"), "1 bytes longer")])
-async def test_a_body_that_is_not_as_long_as_announced_is_cut_off(pieces: tuple[bytes, ...], words: str) -> None:
+@pytest.mark.parametrize("pieces", [(b"abc",), (b"abc", b"de")])
+async def test_a_body_that_is_not_as_long_as_announced_is_cut_off(
+    pieces: tuple[bytes, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault of the gateway itself."""
     async with serving(streaming(4, *pieces)) as running, connect(running.url) as client:
         client.writer.write(GET)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await client.read_reply()
-        exchange = await running.exchange()
-        assert exchange.error is ErrorKind.MALFORMED_RESPONSE
-        assert words in exchange.detail
+    assert [record.message for record in caplog.records] == ["the connection of client 127.0.0.1 failed"]
 
 
 async def test_while_draining_no_connection_is_kept() -> None:
