@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from gateway.client.grpc.connection import GrpcConnection
-from gateway.client.grpc.frames import CONNECTION_WINDOW, Credit, Http2Error, Sender
+from gateway.client.grpc.frames import CONNECTION_WINDOW, Http2Error, Sender
 from gateway.client.request import ClientRequest
 from gateway.demo import JsonServer
 from tests.conftest import Client, Connection, answering, lying
@@ -516,7 +516,7 @@ async def test_the_preface_may_come_in_pieces_and_what_is_none_ends_the_connecti
 
 
 def test_more_data_than_the_window_of_the_connection() -> None:
-    sender = Sender(Credit(0.0))
+    sender = Sender(lambda: 0.0)
     sender.receive(CONNECTION_WINDOW)
     sender.receive(CONNECTION_WINDOW)  # it is opened again
     with pytest.raises(Http2Error, match="window of the connection") as refused:

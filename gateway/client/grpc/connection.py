@@ -3,7 +3,7 @@
 Here is what each frame does, and how much work one client may ask for. The bounds, by what they are against:
 
     many streams            128 at once; others are refused
-    frames without work     `frames.Credit`: pings, settings, priorities, resets, empty frames, unknown ones, and data
+    frames without work     `Sender.spend`: pings, settings, priorities, resets, empty frames, unknown ones, and data
                             and windows in small frames
     one turn of the loop    `TURN_S` of frames, then others run; nothing is read meanwhile, and of all connections that
                             have more to do one goes on in each turn
@@ -22,12 +22,13 @@ Not here: one stream (`stream`), what frames look like (`frames`), and what call
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from gateway.certificates import HTTP2
 from gateway.client.grpc import frames
-from gateway.client.grpc.frames import ACK, END_STREAM, USELESS_BYTES, Code, Credit, Frame, Http2Error, Sender
+from gateway.client.grpc.frames import ACK, END_STREAM, USELESS_BYTES, Buffer, Code, Http2Error, Sender
 from gateway.client.grpc.heads import Head, Heads
 from gateway.client.grpc.serving import serve
 from gateway.client.grpc.stream import Stream
@@ -35,6 +36,7 @@ from gateway.client.peers import Connection
 from gateway.config import Limits
 from gateway.pacing import Pacer
 from gateway.sockets import has_unread
+from gateway.waiting import Waiter, wake_soon
 
 if TYPE_CHECKING:
     from gateway.client.server import Server
@@ -51,6 +53,9 @@ HEADS_BYTES = 1024 * 1024
 LATE_S = 0.1
 """A reset so long after its call's beginning costs no credit: `MAX_STREAMS` bounds such resets."""
 
+_OF_CALLS = frozenset((frames.DATA, frames.HEADERS, frames.RST_STREAM, frames.WINDOW_UPDATE))
+"""The types of frames that may ask for something; all others cost credit, and so do some of these."""
+
 log = logging.getLogger("gateway")
 
 
@@ -62,14 +67,16 @@ class GrpcConnection(Connection):
     def __init__(self, owner: "Server") -> None:
         """Must be made on a running event loop."""
         super().__init__(owner)
-        self._idle_since_s = now_s = self.time()
-        self.sender = Sender(Credit(now_s))
+        self._idle_since_s = self.time()
+        self.sender = Sender(self.time)
         self._unread = b""
         self._reading = self._read(int(owner.limits.head))
         self._wanted = next(self._reading)
         self._awaited_since_s: float | None = None  # since when it is waited for, as far as anybody looked
         self._later: asyncio.Task[None] | None = None  # goes on with the frames
-        self._streams: dict[int, Stream] = {}  # until their tasks have ended
+        self._streams: dict[int, Stream] = {}  # until their calls have ended
+        self._begun: deque[Stream] = deque()  # calls that no task serves yet
+        self._idle: Waiter | None = None  # of the task that waits for the next call
         self._highest = 0  # the last stream that was begun
         self._heads = Heads(int(owner.limits.head))
         self._head_bytes = 0  # of the fields of all calls that are served
@@ -103,14 +110,15 @@ class GrpcConnection(Connection):
             log.debug("client %s broke HTTP/2: %s", self.peer, error)
             self._say_last(error.code, str(error))
             self._close()
-            return
-        self._unread = bytes(unread[at:])
-        if self._unread and not self._wanted[1]:  # a part of the next frame has come
-            self._wanted = self._wanted[0], "header_timeout"
-        self._count()
-        self.flush()
-        if self._later is None:
-            self._read_on()
+        else:
+            self._unread = bytes(unread[at:])
+            if self._unread and not self._wanted[1]:  # a part of the next frame has come
+                self._wanted = self._wanted[0], "header_timeout"
+            self._count()
+            self.flush()
+            if self._later is None:
+                self._read_on()
+        self._serve_begun()
 
     async def _go_on(self, pacer: Pacer) -> None:
         """Work on when it is this connection's turn among all that have more to do."""
@@ -123,14 +131,20 @@ class GrpcConnection(Connection):
         Yields how many bytes it needs next, with the limit (`limits`) of the time until these have come, if there is
         one; is sent them, and keeps none of them while it waits.
         """
-        self._begin((yield len(frames.PREFACE), "header_timeout"))
+        if (yield len(frames.PREFACE), "header_timeout") != frames.PREFACE:
+            if self.owner.warnings_of_protocols.allows(self.time()):
+                log.warning("client %s does not speak HTTP/2, which the port for gRPC needs", self.peer)
+            self.write(frames.WRONG_PORT)
+            self._close()
+            raise Http2Error(Code.PROTOCOL_ERROR, "the preface is missing")
+        self.sender.greet(max_head_bytes)
         while True:
             kind, flags, number, length = frames.parse_head((yield frames.HEAD.size, ""))
             wanted = length, "body_timeout" if kind == frames.DATA else "header_timeout"
-            payload: bytes | memoryview = frames.bare((yield wanted), kind, flags)
+            payload: Buffer = frames.bare((yield wanted), kind, flags)
             if kind == frames.HEADERS:
                 payload = yield from self._read_fields(number, flags, bytes(payload), max_head_bytes)
-            self._take(Frame(kind, flags, number, payload, length))
+            self._take(kind, flags, number, payload, length)
             self._awaited_since_s = None
             del payload
 
@@ -151,56 +165,46 @@ class GrpcConnection(Connection):
         limits = f"{max_bytes} bytes (limits.head) in {MAX_CONTINUATIONS} frames"
         raise Http2Error(Code.ENHANCE_YOUR_CALM, f"the fields of a call take more than {limits}")
 
-    def _begin(self, preface: memoryview) -> None:
-        """Take the preface. A client of HTTP/1.1, and any other, is told what this port speaks."""
-        if preface == frames.PREFACE:
-            self.sender.greet(int(self.owner.limits.head))
-        else:
-            if self.owner.warnings_of_protocols.allows(self.time()):
-                log.warning("client %s does not speak HTTP/2, which the port for gRPC needs", self.peer)
-            self.write(frames.WRONG_PORT)
-            self._close()
-
     # What each frame does; all of these raise `Http2Error`
 
-    def _take(self, frame: Frame) -> None:
-        kind, _, number, _, _ = frame
-        if number and kind in _TAKES and (number % 2 == 0 or (number > self._highest and kind != frames.HEADERS)):
-            raise Http2Error(Code.PROTOCOL_ERROR, f"a frame of type {kind} on stream {number}, which has not begun")
-        if kind not in _OF_CALLS:
-            self._charge(USELESS_BYTES)
-        if (take := _TAKES.get(kind)) is not None:
-            take(self, frame, self._streams.get(number))
-
-    def _charge(self, n_bytes: int, words: str = "too_many_pings") -> None:
-        self.sender.credit.spend(n_bytes, self.time(), words)
-
-    def _take_ping(self, frame: Frame, stream: Stream | None) -> None:
-        if not frame.flags & ACK:
-            self.sender.add(frames.PING, ACK, payload=bytes(frame.payload))
-
-    def _take_settings(self, frame: Frame, stream: Stream | None) -> None:
-        if frame.flags & ACK:
+    def _take(self, kind: int, flags: int, number: int, payload: Buffer, n_bytes: int) -> None:
+        """Take a frame, or the fields of a call as one; of *n_bytes* with the padding and priority around *payload*."""
+        if kind in _OF_CALLS:
+            self._take_of_call(kind, flags, number, payload, n_bytes)
             return
-        growth = self.sender.follow(frame.payload)
-        self.sender.add(frames.SETTINGS, ACK)
-        for each in self._streams.values():
-            each.add_room(growth)
+        self.sender.spend(USELESS_BYTES)
+        if kind == frames.PING and not flags & ACK:
+            self.sender.add(frames.PING, ACK, payload=bytes(payload))
+        elif kind == frames.SETTINGS and not flags & ACK:
+            growth = self.sender.follow(payload)
+            self.sender.add(frames.SETTINGS, ACK)
+            for each in self._streams.values():
+                each.add_room(growth)
 
-    def _take_reset(self, frame: Frame, stream: Stream | None) -> None:
-        if stream is None or self.time() - stream.begun_s < LATE_S:
-            self._charge(USELESS_BYTES)
-        if stream is not None:
-            stream.cancel()
+    def _take_of_call(self, kind: int, flags: int, number: int, payload: Buffer, n_bytes: int) -> None:
+        """Take a frame that may ask for something."""
+        if number and (number % 2 == 0 or (number > self._highest and kind != frames.HEADERS)):
+            raise Http2Error(Code.PROTOCOL_ERROR, f"a frame of type {kind} on stream {number}, which has not begun")
+        stream, is_end = self._streams.get(number), bool(flags & END_STREAM)
+        if kind == frames.WINDOW_UPDATE:
+            self.sender.spend(frames.HEAD.size + n_bytes, "windows open in too small steps")
+            self._take_window(number, stream, int.from_bytes(payload) & frames.MAX_WINDOW)
+        elif kind == frames.RST_STREAM:
+            if stream is None or self.time() - stream.begun_s < LATE_S:
+                self.sender.spend(USELESS_BYTES)
+            if stream is not None:
+                stream.cancel()
+        elif kind == frames.HEADERS:
+            self._take_fields(number, stream, self._heads.read(bytes(payload)), is_end=is_end)
+        else:
+            self._take_data(stream, payload, n_bytes, is_end=is_end)
 
-    def _take_window(self, frame: Frame, stream: Stream | None) -> None:
-        self._charge(frames.HEAD.size + frame.n_bytes, "windows open in too small steps")
-        growth = int.from_bytes(frame.payload) & frames.MAX_WINDOW
+    def _take_window(self, number: int, stream: Stream | None, growth: int) -> None:
         if not growth:
             raise Http2Error(Code.PROTOCOL_ERROR, "a window grows by nothing")
         if stream is not None:
             stream.add_room(growth)
-        elif not frame.number:
+        elif not number:
             waiting = () if self.sender.room else self._streams.values()  # else no stream waits for this window
             self.sender.room += growth
             if self.sender.room > frames.MAX_WINDOW:
@@ -208,12 +212,11 @@ class GrpcConnection(Connection):
             for each in waiting:
                 each.add_room(0)
 
-    def _take_data(self, frame: Frame, stream: Stream | None) -> None:
-        data, n_bytes, is_end = frame.payload, frame.n_bytes, frame.flags & END_STREAM
+    def _take_data(self, stream: Stream | None, data: Buffer, n_bytes: int, *, is_end: bool) -> None:
         if not data and not is_end:
-            self._charge(USELESS_BYTES)
+            self.sender.spend(USELESS_BYTES)
         elif len(data) * frames.MIN_SHARE < frames.HEAD.size + n_bytes:
-            self._charge(frames.HEAD.size + n_bytes, "frames of data are too small")
+            self.sender.spend(frames.HEAD.size + n_bytes, "frames of data are too small")
         self.sender.receive(n_bytes)
         if stream is None or stream.is_closed:
             return
@@ -222,45 +225,71 @@ class GrpcConnection(Connection):
         if is_end:
             stream.end()
 
-    def _take_fields(self, frame: Frame, stream: Stream | None) -> None:
+    def _take_fields(self, number: int, stream: Stream | None, head: Head, *, is_end: bool) -> None:
         """Begin a call, or take the fields behind its message, of which gRPC knows none.
 
         On a closed stream such fields may still be on their way; another head cannot be (RFC 9113 section 5.1).
         """
-        number, is_end = frame.number, bool(frame.flags & END_STREAM)
-        head = self._heads.read(bytes(frame.payload))
         if number > self._highest:
-            self._begin_call(number, head, is_end=is_end)
-            return
-        if ":path" in head.first or ":method" in head.first or not is_end:
+            self._highest = number
+            stream = self._begin_call(number, head)
+        elif ":path" in head.first or ":method" in head.first or not is_end:
             is_over = stream is None or stream.is_ended or stream.is_closed
             code = Code.STREAM_CLOSED if is_over else Code.PROTOCOL_ERROR
             raise Http2Error(code, f"stream {number} begins twice, or behind {self._highest}")
-        self._charge(USELESS_BYTES)
-        if stream is not None and not stream.is_closed:
+        else:
+            self.sender.spend(USELESS_BYTES)
+        if is_end and stream is not None and not stream.is_closed:
             stream.end()
 
-    def _begin_call(self, number: int, head: Head, *, is_end: bool) -> None:
-        self._highest = number
+    def _begin_call(self, number: int, head: Head) -> Stream | None:
         is_full = sum(not each.is_closed for each in self._streams.values()) >= frames.MAX_STREAMS
         if self._last is not None or is_full or self._head_bytes + head.n_bytes > HEADS_BYTES:
             if self._last is None:
-                self._charge(USELESS_BYTES)
+                self.sender.spend(USELESS_BYTES)
             self.sender.add(frames.RST_STREAM, number=number, payload=Code.REFUSED_STREAM.to_bytes(4))
-            return
+            return None
         self._head_bytes += head.n_bytes
-        stream = self._streams[number] = Stream(self, number)
-        if is_end:
-            stream.end()
-        stream.task = self.owner.loop.create_task(serve(stream, head))
-        stream.task.add_done_callback(lambda _: self._ended(stream, head.n_bytes))
+        stream = self._streams[number] = Stream(self, number, head)
+        self._begun.append(stream)
+        return stream
 
-    def _ended(self, stream: Stream, head_bytes: int) -> None:
-        """The call of *stream*, whose fields have *head_bytes*, is over."""
+    def _serve_begun(self) -> None:
+        """Let a task serve each call that has begun: the one that waits for a call, which begins at once, or a new one.
+
+        With TLS it begins in the next turn of the loop (see `waiting`), as a new task does.
+        """
+        for _ in range(len(self._begun)):
+            idle, self._idle = self._idle, None
+            if idle is None:
+                self.owner.loop.create_task(self._serve_calls())
+            else:
+                (idle.wake if self.peer.scheme == "http" else idle.wake_soon)()
+
+    async def _serve_calls(self) -> None:
+        """Serve calls that have begun. Of all tasks that do so one waits for the next call, while there is none."""
+        task = asyncio.current_task()
+        assert task is not None
+        while not task.cancelling():
+            if self._begun:
+                stream = self._begun.popleft()
+                stream.task = task
+                if not stream.is_closed:
+                    await serve(stream)
+                self._ended(stream)
+                del stream
+            elif self._idle is None and self.transport is not None:
+                self._idle = Waiter(self.owner.loop)
+                await self._idle
+            else:
+                break
+
+    def _ended(self, stream: Stream) -> None:
+        """The call of *stream* is over."""
         del self._streams[stream.number]
-        self._head_bytes -= head_bytes
+        self._head_bytes -= stream.head.n_bytes
         if stream.is_answered:
-            self.sender.credit.earn(frames.EARNED_BY_CALL)
+            self.sender.earn(frames.EARNED_BY_CALL)
         else:
             stream.close(Code.INTERNAL_ERROR)
         self.taken(len(stream.unread))  # nobody takes it any more
@@ -319,20 +348,18 @@ class GrpcConnection(Connection):
 
     def look(self, now_s: float, limits: Limits) -> None:
         """End what is too slow for *limits* (docs/configuration.md, "Limits")."""
-        transport = self.transport
-        if transport is None or transport.is_closing():
+        if (transport := self.transport) is None or transport.is_closing():
             return
-        slow = self.owner.slow_connections
         for stream in list(self._streams.values()):
             if limit := stream.look(now_s, limits):
-                slow[limit] += 1
+                self.owner.slow_connections[limit] += 1
                 self._awaited_since_s = None  # the client gets to see the error, before the connection ends
         if not transport.is_reading():  # with TLS what has come meanwhile is in no socket where it could be seen
             self._awaited_since_s = None
         elif limit := self._wanted[1]:
             since_s = self._awaited_since_s = self._awaited_since_s or now_s
             if now_s - since_s >= getattr(limits, limit) and not has_unread(transport):
-                slow[limit] += 1
+                self.owner.slow_connections[limit] += 1
                 transport.abort()
         elif not self._streams and now_s - self._idle_since_s >= limits.client_keep_alive and not has_unread(transport):
             self.end_soon()
@@ -357,7 +384,7 @@ class GrpcConnection(Connection):
 
     def cancel(self) -> "asyncio.Future[Any] | None":
         """Cancel all calls; the future is done when they have ended."""
-        tasks = [stream.task for stream in self._streams.values()]
+        tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
         for task in tasks:
             task.cancel()
         return asyncio.gather(*tasks, return_exceptions=True) if tasks else None
@@ -368,19 +395,6 @@ class GrpcConnection(Connection):
         self._reading.close()
         if self._later is not None:
             self._later.cancel()
+        wake_soon(self._idle)
         for stream in list(self._streams.values()):
             stream.cancel()
-
-
-_TAKES = {
-    frames.DATA: GrpcConnection._take_data,
-    frames.HEADERS: GrpcConnection._take_fields,
-    frames.RST_STREAM: GrpcConnection._take_reset,
-    frames.SETTINGS: GrpcConnection._take_settings,
-    frames.PING: GrpcConnection._take_ping,
-    frames.WINDOW_UPDATE: GrpcConnection._take_window,
-}
-"""What is done with a frame of each type; nothing with others."""
-
-_OF_CALLS = frozenset((frames.DATA, frames.HEADERS, frames.RST_STREAM, frames.WINDOW_UPDATE))
-"""The types of frames that may ask for something; all others cost credit, and so do some of these."""

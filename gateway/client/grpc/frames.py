@@ -4,10 +4,9 @@ Here: the rules of every type of frame, frames that go out within what the clien
 Not here: what frames do to a connection (`connection`), and the fields of a call (`heads`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from struct import Struct
-from typing import NamedTuple
 
 from gateway.errors import CodecError
 
@@ -89,16 +88,6 @@ class Http2Error(CodecError):
         self.code = code
 
 
-class Frame(NamedTuple):
-    """A frame that has come; or the fields of a call, as if they had come in one frame."""
-
-    kind: int
-    flags: int
-    number: int  # the stream's; 0: the connection
-    payload: Buffer  # without padding and priority
-    n_bytes: int  # with these
-
-
 _ANY = (0, FRAME_BYTES)
 _RULES = {
     DATA: ((True,), _ANY),
@@ -178,43 +167,35 @@ class Buffers:
         return taken
 
 
-class Credit:
-    """How much work without use a client may still cause, in bytes of its frames."""
-
-    __slots__ = ("_left", "_since_s")
-
-    def __init__(self, now_s: float) -> None:
-        self._left = float(CREDIT_BYTES)
-        self._since_s = now_s
-
-    def earn(self, n_bytes: float) -> None:
-        """Forgive the client *n_bytes*."""
-        self._left = min(CREDIT_BYTES, self._left + n_bytes)
-
-    def spend(self, n_bytes: int, now_s: float, words: str) -> None:
-        """Count *n_bytes* that come at *now_s*. Raises `Http2Error` with *words* where they are too many."""
-        self.earn(EARNED_PER_S * (now_s - self._since_s))
-        self._since_s = now_s
-        self._left -= n_bytes
-        if self._left < 0:
-            raise Http2Error(Code.ENHANCE_YOUR_CALM, words)
-
-
 class Sender:
-    """Frames that go out, within what the client's settings allow; they wait here until they are written together."""
+    """Frames that go out, within what the client's settings allow; they wait here until they are written together.
 
-    __slots__ = ("_frame_bytes", "_opened", "_parts", "_resize", "credit", "initial_room", "n_bytes", "room")
+    They also pay for the frames that come: a client has credit for work without use, in bytes of its frames.
+    """
 
-    def __init__(self, credit: Credit) -> None:
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._credit, self._since_s = float(CREDIT_BYTES), time()
         self._parts: list[Buffer] = []
         self._frame_bytes = _DEFAULT_FRAME_BYTES
         self._resize = b""  # to be said before the next fields
         self._opened = CONNECTION_WINDOW  # how much the client may send on all streams together
-        self.credit = credit
         self.initial_room = self.room = STREAM_WINDOW
         """How much may be sent on a new stream, and on all streams together."""
         self.n_bytes = 0
         """How much data of answers waits here."""
+
+    def earn(self, n_bytes: float) -> None:
+        """Give the client *n_bytes* of credit."""
+        self._credit = min(CREDIT_BYTES, self._credit + n_bytes)
+
+    def spend(self, n_bytes: int, words: str = "too_many_pings") -> None:
+        """Take *n_bytes* off the client's credit. Raises `Http2Error` with *words* where it has not as much."""
+        before_s, self._since_s = self._since_s, self._time()
+        self.earn(EARNED_PER_S * (self._since_s - before_s))
+        self._credit -= n_bytes
+        if self._credit < 0:
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, words)
 
     def greet(self, max_head_bytes: int) -> None:
         """Send a server's first frames; *max_head_bytes* bounds the fields of a call."""
@@ -262,7 +243,7 @@ class Sender:
         self.room -= n_bytes
         self.n_bytes += n_bytes
         self._parts += (HEAD.pack(n_bytes << 8 | DATA, 0, number), *data)
-        self.credit.earn(USELESS_BYTES + MIN_SHARE * n_bytes)  # clients measure the way with a ping for what has come
+        self.earn(USELESS_BYTES + MIN_SHARE * n_bytes)  # clients measure the way with a ping for what has come
 
     def taken(self) -> bytes:
         """What is to be written now."""

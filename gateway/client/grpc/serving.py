@@ -29,9 +29,9 @@ Ask = Callable[[Message, asyncio.Task[None] | None], ClientRequest]
 """Makes the request of a message; the task, if there is one, serves the message before in the same stream."""
 
 
-async def serve(stream: Stream, head: Head) -> None:
+async def serve(stream: Stream) -> None:
     """Serve the call that *stream* is. Ends with the stream."""
-    owner = stream.connection.owner
+    owner, head = stream.connection.owner, stream.head
     deadline_s = timer = None
     if head.timeout_s is not None:  # whatever is still to come of the client's messages comes too late then
         deadline_s = owner.loop.time() + head.timeout_s

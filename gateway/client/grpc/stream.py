@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gateway.client.grpc import frames
 from gateway.client.grpc.frames import Buffer, Buffers, Code, Http2Error
+from gateway.client.grpc.heads import Head
 from gateway.client.peers import client_left
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
@@ -39,29 +40,31 @@ DEADLINE_WORDS = "Deadline Exceeded: the client's deadline (grpc-timeout) is ove
 class Stream:
     """What comes on a stream, and who waits for it; what goes out on it."""
 
-    def __init__(self, connection: "GrpcConnection", number: int) -> None:
-        """*number* is the stream's in HTTP/2."""
+    is_ended = False
+    """Whether the client sends nothing more."""
+    is_answered = False
+    """Whether headers have gone out, and no reset behind them."""
+    is_closed = False
+    """Whether nothing more can go out: the end has, or the client left, or the gateway has given up."""
+    task: asyncio.Task[None] | None = None
+    """Serves the call; None before it does."""
+    _failure: Exception | None = None
+    _waiter: Waiter | None = None  # of `more`
+    _room_waiter: Waiter | None = None  # of `write`
+    _download: Upload | None = None  # of the reply, from where the client had no room for it
+
+    def __init__(self, connection: "GrpcConnection", number: int, head: Head) -> None:
+        """*number* is the stream's in HTTP/2, *head* what the client has begun it with."""
         self.connection = connection
         self.number = number
+        self.head = head
         self.begun_s = connection.time()
         self.unread = bytearray()
         """What has come and was not taken yet; no more than the stream's window."""
-        self.is_ended = False
-        """Whether the client sends nothing more."""
-        self.is_answered = False
-        """Whether headers have gone out, and no reset behind them."""
-        self.is_closed = False
-        """Whether nothing more can go out: the end has, or the client left, or the gateway has given up."""
-        self.task: asyncio.Task[None]
-        """Serves the call."""
-        self._window = frames.STREAM_WINDOW  # how much the client may send
-        self._room = connection.sender.initial_room  # for the answer; below zero where the client has taken room back
-        self._failure: Exception | None = None
-        self._waiter: Waiter | None = None  # of `more`
-        self._room_waiter: Waiter | None = None  # of `write`
         self.upload = Upload()
         """How fast the message comes."""
-        self._download: Upload | None = None  # of the reply, from where the client had no room for it
+        self._window = frames.STREAM_WINDOW  # how much the client may send
+        self._room = connection.sender.initial_room  # for the answer; below zero where the client has taken room back
 
     @property
     def is_between(self) -> bool:
@@ -223,7 +226,8 @@ class Stream:
     def cancel(self, code: Code | None = None) -> None:
         """As `close`, and nobody goes on with the call."""
         self.close(code)
-        self.task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
 
 class Message:
