@@ -385,6 +385,7 @@ MANY: dict[str, Callable[[int], bytes]] = {
         b"\x32\x04abcd", b"\x1a" + varint(n // 10 * 10) + (b"\xff" * 8 + b"\x7f\x01") * (n // 10)
     ),
     "small dimensions": lambda n: _one_input(b"\x32\x04abcd", b"\x1a" + varint(n) + b"\x01" * n),
+    "a packed number without end": lambda n: _one_input(b"\x12" + varint(n) + b"\xff" * n),
     "numbers that are not packed": lambda n: _one_input(b"\x3d" * (n // 1)),
 }
 

@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import msgspec
-
 from gateway.client.body import ClientBody
-from gateway.client.grpc.answers import write_response
 from gateway.client.grpc.frames import Buffer, Buffers, Code
 from gateway.client.grpc.heads import Head, Status, encoded, encoded_string, status_fields, status_of
-from gateway.client.grpc.inference import InferMessage, check_fields, parsed, read_request
-from gateway.client.grpc.messages import CLASSES, varint
+from gateway.client.grpc.inference import InferMessage, read_request, write_response
+from gateway.client.grpc.messages import CLASSES, check_fields, parsed, varint
 from gateway.client.grpc.methods import Method
 from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Message
 from gateway.client.request import ClientRequest
@@ -110,12 +107,10 @@ class GrpcCall(ClientBody):
         check_fields(message)
         if len(message) > SMALL_BYTES:
             self.reserve(len(message) * CALL_COPIES)
-        asked = parsed(method.request, message)
-        request.path, request.content_length = method.path(asked), None
-        request.method, request.has_body = "GET", method.body is not None
-        if method.body is not None:
-            self._asked = msgspec.json.encode(method.body(asked))
-            request.method, request.content_length = "POST", len(self._asked)
+        asked = parsed(CLASSES[f"{method.name}Request"], message)
+        request.path, request.method, request.has_body = method.path(asked), method.verb, method.verb == "POST"
+        self._asked = method.body(asked) if request.has_body else b""
+        request.content_length = len(self._asked) if request.has_body else None
 
     async def _take_inference(self, message: memoryview) -> None:
         steps = read_request(message, self._plan.header_limits, self.reserve)

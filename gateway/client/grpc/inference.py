@@ -1,51 +1,61 @@
-"""A `ModelInfer` message as a request of the binary extension.
+"""Inferences as messages of gRPC, and as the binary extension has them: JSON and blobs.
 
-The message's tensors become the JSON header and the blobs that a client of HTTP would have sent, so that one codec
-proves and converts both (docs/protocol.md, section 12). Raw contents are views of the message: protobuf never sees
-them, nor long typed ones as a whole. Not here: the answer (`answers`), and how messages come and go.
+A request's tensors become the JSON header and the blobs that a client of HTTP would have sent, so that one codec
+proves and converts both (docs/protocol.md, section 12); its reply becomes a `ModelInferResponse`. Raw contents are
+views of the message: protobuf never sees them, nor long typed ones as a whole; the buffers of a reply are never joined.
+Not here: how messages come and go (`call`).
 """
 
 import math
-from base64 import b64encode
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
-from google.protobuf.message import DecodeError
 
-from gateway.client.grpc.frames import Buffer
-from gateway.client.grpc.messages import CLASSES, LENGTH, NUMBERS, TYPED, Message, varint
+from gateway.client.grpc.frames import Buffer, Buffers
+from gateway.client.grpc.messages import (
+    CLASSES,
+    LENGTH,
+    NUMBER_BYTES,
+    NUMBERS,
+    TYPED,
+    Message,
+    fields_of,
+    model_path,
+    parameters_of,
+    parsed,
+    varint,
+)
 from gateway.codec import DATATYPES, MAX_RANK, Datatype, HeaderLimits, Kind, label_of
 from gateway.errors import CodecError, TooLargeError
 
-LONG_BYTES = 16 * 1024
-"""Packed values are converted in slices of this size."""
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""The longest message that protobuf knows."""
 
-SHORT_BYTES = 1024
-"""So much of values that are not packed, each with a tag of its own, is converted in one step."""
+LONG_BYTES, SHORT_BYTES = 16 * 1024, 1024
+"""How much of packed numbers is converted in one step, and of values that each have a tag of their own."""
 
-STEP_FIELDS = 512
-"""How many fields of a message are looked at in one step."""
+STEP_FIELDS, STEP_INPUTS, STEP_ELEMENTS = 512, 32, 512
+"""How many fields, inputs, and elements of BYTES in a reply are worked on in one step."""
 
-STEP_INPUTS = 32
-"""How many inputs are turned into JSON in one step."""
-
-MAX_FIELDS = 1024
-"""The most fields of a message without tensors."""
-
-_Request, _Contents = CLASSES["ModelInferRequest"], CLASSES["InferTensorContents"]
+_Request, _Response = CLASSES["ModelInferRequest"], CLASSES["ModelInferResponse"]
+_Input, _Output, _Contents = (
+    _Request.InferInputTensor,
+    _Request.InferRequestedOutputTensor,
+    CLASSES["InferTensorContents"],
+)
 _ARRAYS = {"d": np.dtype("f8"), "i": np.dtype("i8"), "u": np.dtype("u8")}  # by `Datatype.parsed`
 
-_VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # other types of fields than LENGTH
 _INPUTS, _OUTPUTS, _RAW_INPUTS, _CONTENTS = (number << 3 | LENGTH for number in (5, 6, 7, 5))  # the last: of an input
-_TENSORS = {_INPUTS: "inputs", _OUTPUTS: "outputs", _RAW_INPUTS: "raw_input_contents"}
-
-_TAG_BYTES, _NUMBER_BYTES = 5, 10  # the longest that protobuf reads
-
-_ASKS_FOR_FINAL = "triton_enable_empty_final_response"
-"""A parameter that asks this front for `triton_final_response`; over HTTP, Triton refuses names like this one."""
+_TENSORS = {
+    tag: f"entries in `{name}`, which is the most that `limits.tensors` allows"
+    for tag, name in ((_INPUTS, "inputs"), (_OUTPUTS, "outputs"), (_RAW_INPUTS, "raw_input_contents"))
+}
+_VALUES = {_CONTENTS: "`contents` in an input"}
+_OUTPUT_TAG, _CONTENTS_TAG, _RAW_OUTPUT_TAG = b"\x2a", b"\x2a", b"\x32"  # fields of the answer, and of its outputs
+_INT64, _UINT64 = range(-(2**63), 2**63), range(2**64)
+_PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param"}
 
 Reserve = Callable[[int], None]
 """Asks for so many bytes of memory; may raise to refuse the request."""
@@ -68,28 +78,27 @@ class InferMessage(NamedTuple):
     """Whether the server keeps a state from one request to the next (`sequence_id`), so that their order counts."""
 
 
+# Requests
+
+
 def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) -> Generator[None, None, InferMessage]:
     """What *message* asks for; yields after each step of work.
 
     *reserve* is asked for the memory of values that are converted. Raises `CodecError`, and of these `TooLargeError`
     for more beside the values than *limits* allow.
     """
-    rest, raw, typed = yield from _taken_apart(message, limits)
+    rest, found = yield from _split(message, _TENSORS, limits.max_tensors, limits)
     request = parsed(_Request, rest)
-    target = model_path(request, "model_", "/infer")
-    blobs: list[memoryview] = []
-    inputs: list[dict[str, Any]] = []
-    expected = sum("shared_memory_region" not in tensor.parameters for tensor in request.inputs) if raw else 0
-    if len(raw) != expected:
-        words = f"`raw_input_contents` has {len(raw)} entries, but {expected} inputs have their values there"
-        raise CodecError(words)
-    left = iter(raw)
-    is_typed = False
-    for index, (tensor, contents) in enumerate(zip(request.inputs, typed, strict=True), 1):
-        parameters = parameters_of(tensor, "input")
-        inputs.append(
-            {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "parameters": parameters}
-        )
+    n_bytes, n_raw, is_typed = len(rest), 0, False
+    raw, blobs, inputs = found[_RAW_INPUTS], list[memoryview](), list[dict[str, Any]]()
+    for index, entry in enumerate(found[_INPUTS], 1):
+        rest, values = yield from _split(entry, _VALUES, 1, limits)
+        n_bytes += len(rest)
+        _check_size(n_bytes, limits)
+        tensor = parsed(_Request.InferInputTensor, rest)
+        parameters, shape = parameters_of(tensor, "input"), list(tensor.shape)
+        inputs.append({"name": tensor.name, "shape": shape, "datatype": tensor.datatype, "parameters": parameters})
+        contents = values[_CONTENTS][0] if values[_CONTENTS] else None
         # MLServer's converter leaves `contents` without a value beside the raw ones
         if contents is not None and (contents or not raw):
             if raw:
@@ -99,10 +108,9 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
             blob = yield from _typed_blob(tensor, contents, reserve)
         elif "shared_memory_region" in parameters:
             continue
-        elif raw:
-            blob = next(left)
-        elif 0 in tensor.shape:
-            blob = memoryview(b"")
+        elif raw or 0 in shape:
+            blob = raw[n_raw] if n_raw < len(raw) else memoryview(b"")
+            n_raw += 1
         else:
             words = "has no values, neither `contents` nor `raw_input_contents`"
             raise CodecError(f"{label_of('input', tensor.name)}: {words}")
@@ -110,53 +118,57 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
         blobs.append(blob)
         if index % STEP_INPUTS == 0:
             yield
+    if raw and n_raw != len(raw):
+        words = f"`raw_input_contents` has {len(raw)} entries, but {n_raw} inputs have their values there"
+        raise CodecError(words)
+    _check_size(n_bytes + sum(map(len, found[_OUTPUTS])), limits)
     parameters = parameters_of(request)
     is_of_sequence = bool(parameters.get("sequence_id"))
-    header = _header(request, parameters, inputs)
+    header = _header(request, parameters, inputs, [parsed(_Output, entry) for entry in found[_OUTPUTS]])
     _check_size(len(header), limits)
+    target = f"/v2{model_path(request.model_name, request.model_version)}/infer"
     return InferMessage(request.id, target, header, blobs, is_typed, is_of_sequence)
 
 
-def model_path(message: Message, prefix: str = "", suffix: str = "") -> str:
-    """The path of the model, and of its version, that *message* names in fields with *prefix*. Raises `CodecError`."""
-    name, version = getattr(message, f"{prefix}name"), getattr(message, f"{prefix}version", "")
-    if not name:
-        raise CodecError(f"the request has no `{prefix}name`")
-    path = f"/v2/models/{quote(name, safe='')}"
-    return f"{path}/versions/{quote(version, safe='')}{suffix}" if version else path + suffix
+def _split(
+    data: memoryview, tags: dict[int, str], most: int, limits: HeaderLimits
+) -> Generator[None, None, tuple[bytearray, dict[int, list[memoryview]]]]:
+    """*data* without the fields with *tags*, and the values of these: at most *most* of each.
 
-
-def parameters_of(said: Message, section: str = "") -> dict[str, Any]:
-    """The parameters of *said*, an entry of *section* or the request itself, as members of JSON.
-
-    Raises `CodecError` for what JSON cannot carry.
+    Nothing that is kept grows beyond *limits*: an entry of two bytes costs a hundred of memory.
     """
-    found: dict[str, Any] = {}
-    for name, parameter in said.parameters.items():
-        kind = parameter.WhichOneof("parameter_choice")
-        value = None if kind is None else getattr(parameter, kind)
-        if value is None or (kind == "double_param" and not math.isfinite(value)):
-            whose = label_of(section, said.name) if section else "the request"
-            wrong = "has no value" if value is None else f"is {value}, which JSON cannot carry"
-            raise CodecError(f"{whose}: parameter {name!r} {wrong}")
-        found[name] = b64encode(value).decode() if kind == "bytes_param" else value
-    return found
+    kept = bytearray()
+    values: dict[int, list[memoryview]] = {tag: [] for tag in tags}
+    for count, (tag, start, value, end) in enumerate(fields_of(data), 1):
+        if tag not in tags:
+            _check_size(len(kept) + end - start, limits)
+            kept += data[start:end]
+        elif len(values[tag]) < most:
+            values[tag].append(data[value:end])
+        else:
+            raise CodecError(f"more than {most} {tags[tag]}")
+        if count % STEP_FIELDS == 0:
+            yield
+    return kept, values
 
 
-def _header(request: Message, parameters: dict[str, Any], inputs: list[dict[str, Any]]) -> bytes:
-    """The JSON of *request*, with its *parameters* and these entries of *inputs*; it asks for all outputs in binary."""
-    parameters.pop(_ASKS_FOR_FINAL, None)
+def _header(
+    request: Message, parameters: dict[str, Any], inputs: list[dict[str, Any]], outputs: list[Message]
+) -> bytes:
+    """The JSON of *request*, with its *parameters*, *inputs* and *outputs*; it asks for all outputs in binary."""
+    # asks this front for `triton_final_response`; over HTTP, Triton refuses names like this one
+    parameters.pop("triton_enable_empty_final_response", None)
     parameters["binary_data_output"] = True
     header: dict[str, Any] = {"parameters": parameters, "inputs": inputs}
     if request.id:
         header["id"] = request.id
-    if request.outputs:
-        header["outputs"] = outputs = []
-        for output in request.outputs:
-            wanted = parameters_of(output, "output")
-            if "shared_memory_region" not in wanted:  # else Triton, which reads binary itself, takes it for JSON
-                wanted["binary_data"] = True
-            outputs.append({"name": output.name, "parameters": wanted})
+    if outputs:
+        header["outputs"] = []
+    for output in outputs:
+        wanted = parameters_of(output, "output")
+        if "shared_memory_region" not in wanted:  # else Triton, which reads binary itself, takes it for JSON
+            wanted["binary_data"] = True
+        header["outputs"].append({"name": output.name, "parameters": wanted})
     return msgspec.json.encode(header)
 
 
@@ -166,108 +178,7 @@ def _check_size(n_bytes: int, limits: HeaderLimits) -> None:
         raise TooLargeError(f"the request has {words}")
 
 
-# The fields of a message
-
-
-def _taken_apart(
-    message: memoryview, limits: HeaderLimits
-) -> Generator[None, None, tuple[bytearray, list[memoryview], list[memoryview | None]]]:
-    """*message* without values, the raw contents, and the `contents` of each input.
-
-    Nothing that is kept grows beyond *limits*: an entry of two bytes costs a hundred of memory.
-    """
-    kept = bytearray()
-    raw: list[memoryview] = []
-    typed: list[memoryview | None] = []
-    counts = dict.fromkeys(_TENSORS, 0)
-    for count, (tag, start, value, end) in enumerate(_fields(message), 1):
-        part: Buffer = message[start:end]
-        if tag in counts:
-            counts[tag] += 1
-            if counts[tag] > limits.max_tensors:
-                words = f"more than {limits.max_tensors} entries in `{_TENSORS[tag]}`"
-                raise CodecError(f"{words}, which is the most that `limits.tensors` allows")
-        if tag == _RAW_INPUTS:
-            raw.append(message[value:end])
-            continue
-        if tag == _INPUTS:
-            entry, contents = _without_contents(message[value:end])
-            typed.append(contents)
-            if contents is not None:
-                part = b"".join((varint(tag), varint(len(entry)), entry))
-        _check_size(len(kept) + len(part), limits)
-        kept += part
-        if count % STEP_FIELDS == 0 or len(part) > SHORT_BYTES:
-            yield
-    return kept, raw, typed
-
-
-def _without_contents(entry: memoryview) -> tuple[Buffer, memoryview | None]:
-    """An input without its values, and these if it has any. Raises `CodecError` if it has them twice."""
-    kept: list[Buffer] = []
-    contents: list[memoryview] = []
-    for tag, start, value, end in _fields(entry):
-        if tag == _CONTENTS:
-            contents.append(entry[value:end])
-        else:
-            kept.append(entry[start:end])
-        if len(contents) > 1 or len(kept) > STEP_FIELDS:
-            raise CodecError(f"an input has its `contents` more than once, or more than {STEP_FIELDS} other fields")
-    return (b"".join(kept), contents[0]) if contents else (entry, None)
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Tag, start, start of the value, and end of each field of *data*. Raises `CodecError`."""
-    at, size = 0, len(data)
-    while at < size:
-        start = at
-        tag, at = _read_varint(data, at, _TAG_BYTES)
-        wire_type = tag & 7
-        value = at
-        if wire_type == LENGTH:
-            length, value = _read_varint(data, at, _TAG_BYTES)
-            at = value + length
-        elif wire_type == _VARINT:
-            _, at = _read_varint(data, at, _NUMBER_BYTES)
-        elif wire_type in (_FIXED32, _FIXED64):
-            at += 4 if wire_type == _FIXED32 else 8
-        else:
-            raise CodecError("malformed message: a field has no type of protobuf")
-        if at > size or tag < 8:
-            raise CodecError("malformed message: a field is cut off")
-        yield tag, start, value, at
-
-
-def check_fields(message: memoryview) -> None:
-    """Raise `CodecError` for a *message* with more than `MAX_FIELDS`, before protobuf makes an object of each."""
-    for count, _ in enumerate(_fields(message), 1):
-        if count > MAX_FIELDS:
-            raise CodecError(f"the message has more than {MAX_FIELDS} fields")
-
-
-def _read_varint(data: memoryview, at: int, max_bytes: int) -> tuple[int, int]:
-    """The number at *at*, of at most *max_bytes*, and where it ends. Raises `CodecError`."""
-    if at < len(data) and (number := data[at]) < 0x80:
-        return number, at + 1
-    number = shift = 0
-    for byte in data[at : at + max_bytes]:
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7
-    raise CodecError("malformed message: a number is cut off")
-
-
-def parsed(kind: Any, text: Buffer) -> Message:
-    """The message of *kind* that *text* is. Raises `CodecError`."""
-    try:
-        return kind.FromString(bytes(text))
-    except DecodeError as error:
-        raise CodecError(f"malformed message: {error}") from None
-
-
-# Typed values
+# Typed values of requests
 
 
 def _typed_blob(tensor: Message, contents: memoryview, reserve: Reserve) -> Generator[None, None, memoryview]:
@@ -279,15 +190,14 @@ def _typed_blob(tensor: Message, contents: memoryview, reserve: Reserve) -> Gene
     name = TYPED.get(datatype.name)
     if name is None:
         raise CodecError(f"{label}: `contents` has no field for {datatype.name}; send `raw_input_contents`")
-    tag, _, value, end = next(_fields(contents), (0, 0, 0, 0))
+    tag, _, value, end = next(fields_of(contents), (0, 0, 0, 0))
     if datatype.kind is Kind.FLOAT and end == len(contents) and tag == NUMBERS[name] << 3 | LENGTH:
         blob = contents[value:]  # packed floats are the raw bytes
     else:
         written = bytearray()
         for piece in _pieces(contents):
             raw = _raw(piece, datatype, name, label)
-            if len(contents) > LONG_BYTES:
-                reserve(len(raw))
+            reserve(len(raw))
             written += raw
             yield
         blob = memoryview(written)
@@ -299,28 +209,26 @@ def _typed_blob(tensor: Message, contents: memoryview, reserve: Reserve) -> Gene
 
 
 def _pieces(contents: memoryview) -> Iterator[Buffer]:
-    """*contents* in messages of their own: short fields together, and long packed ones in slices."""
+    """*contents* in messages of their own: short fields together, and long packed ones in several fields."""
     begun = 0
-    for tag, start, value, end in _fields(contents):
+    for tag, start, value, end in fields_of(contents):
         if end - begun <= SHORT_BYTES:
             continue
         yield contents[begun:start]
         begun = start
-        if tag & 7 == LENGTH and tag >> 3 != NUMBERS["bytes_contents"]:
-            yield from _slices(contents[value:end], tag)
-            begun = end
+        if tag & 7 != LENGTH or tag >> 3 == NUMBERS["bytes_contents"]:
+            continue
+        is_of_varints = tag >> 3 not in (NUMBERS["fp32_contents"], NUMBERS["fp64_contents"])
+        at = value
+        while at < end:
+            stop = min(at + LONG_BYTES, end)
+            latest = min(stop + NUMBER_BYTES, end)
+            while is_of_varints and stop < latest and contents[stop - 1] >= 0x80:  # inside of a number
+                stop += 1
+            yield b"".join((varint(tag), varint(stop - at), contents[at:stop]))
+            at = stop
+        begun = end
     yield contents[begun:]
-
-
-def _slices(values: memoryview, tag: int) -> Iterator[Buffer]:
-    """The packed *values* of the field with *tag* in several such fields."""
-    at, is_of_varints = 0, tag >> 3 not in (NUMBERS["fp32_contents"], NUMBERS["fp64_contents"])
-    while at < len(values):
-        end = min(at + LONG_BYTES, len(values))
-        while is_of_varints and end < len(values) and values[end - 1] >= 0x80:  # inside of a number
-            end += 1
-        yield b"".join((varint(tag), varint(end - at), values[at:end]))
-        at = end
 
 
 def _raw(piece: Buffer, datatype: Datatype, name: str, label: str) -> bytes:
@@ -338,3 +246,133 @@ def _raw(piece: Buffer, datatype: Datatype, name: str, label: str) -> bytes:
             if not datatype.lowest <= extreme <= datatype.highest:
                 raise CodecError(f"{label}: {extreme} does not fit into {datatype.name}")
     return values.astype(datatype.wire).tobytes()
+
+
+# Replies
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    datatype: str = ""
+    shape: list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]] = []
+    parameters: dict[str, Any] | None = None
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Answer(msgspec.Struct):
+    outputs: list[_Tensor]
+    model_name: Any = None
+    model_version: Any = None
+    id: Any = None
+    parameters: dict[str, Any] | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+def write_response(
+    header: bytes, blobs: Buffers, *, is_typed: bool, is_final: bool = False
+) -> Generator[None, None, list[Buffer]]:
+    """The message with the JSON *header* of a reply and its *blobs*, in buffers; yields after each step of work.
+
+    *is_typed*: values go into fields of their datatype, if all datatypes have one. *is_final*: the parameter
+    `triton_final_response` says that no other answer follows. Raises `CodecError` for a reply that
+    is none of the binary extension, or no message can hold.
+    """
+    try:
+        answer = _ANSWER.decode(header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CodecError(f"the reply cannot be made a message: {error}") from None
+    # half precision has no field
+    is_typed = is_typed and all(each.datatype in TYPED or each.datatype not in DATATYPES for each in answer.outputs)
+    names = {name: _text(getattr(answer, name)) for name in ("model_name", "model_version", "id")}
+    response = _Response(**names)
+    _add_parameters(response.parameters, answer.parameters)
+    if is_final:
+        response.parameters["triton_final_response"].bool_param = True
+    parts: list[Buffer] = []
+    for output in answer.outputs:
+        if output.data is not msgspec.UNSET:
+            words = "its values came as JSON, though they were asked for in binary: set `binary: never`"
+            raise CodecError(f"output {output.name!r}: {words}")
+        parameters = output.parameters or {}
+        n_bytes = parameters.pop("binary_data_size", 0)
+        if type(n_bytes) is not int or not 0 <= n_bytes <= blobs.n_bytes:
+            words = f"must be an integer >= 0, and is {n_bytes!r} where the reply goes on for {blobs.n_bytes} bytes"
+            raise CodecError(f"output {output.name!r}: `binary_data_size` {words}")
+        values = blobs.take(n_bytes)
+        tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        _add_parameters(tensor.parameters, parameters)
+        if is_typed:
+            described = tensor.SerializeToString()
+            del response.outputs[:]
+            contents = yield from _contents(output, values)
+            parts += _field(_OUTPUT_TAG, [described, *_field(_CONTENTS_TAG, contents)])
+        else:
+            parts += _field(_RAW_OUTPUT_TAG, values)
+    if blobs.n_bytes:
+        raise CodecError(f"the reply has {blobs.n_bytes} bytes behind its outputs")
+    message = [response.SerializeToString(), *parts]
+    if (n_bytes := sum(map(len, message))) > MAX_MESSAGE_BYTES:
+        raise TooLargeError(f"the reply has {n_bytes} bytes, a message of gRPC has at most 2^31 - 1")
+    return message
+
+
+def _field(tag: bytes, value: Sequence[Buffer]) -> list[Buffer]:
+    """The field with *tag* and *value*, which has a length."""
+    return [tag, varint(sum(map(len, value))), *value]
+
+
+def _text(value: Any) -> str:
+    """A member of an answer as text; servers have numbers there, too."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _add_parameters(target: Any, parameters: dict[str, Any] | None) -> None:
+    """Write *parameters* of JSON into the map *target*; arrays and objects as their text, null not at all."""
+    for name, value in (parameters or {}).items():
+        kind = _PARAMETERS.get(type(value), "string_param")
+        if kind == "int64_param" and value not in _INT64:
+            kind = "uint64_param" if value in _UINT64 else "string_param"
+        if value is not None:
+            setattr(target[name], kind, _text(value) if kind == "string_param" else value)
+
+
+def _contents(output: _Tensor, values: list[Buffer]) -> Generator[None, None, list[Buffer]]:
+    """The raw *values* of *output* as the fields of `InferTensorContents`. Raises `CodecError`."""
+    row, label = DATATYPES.get(output.datatype), f"output {output.name!r}"
+    if row is None:
+        raise CodecError(f"{label}: there is no datatype {output.datatype[:64]!r}")
+    name = TYPED[row.name]
+    whole = memoryview(values[0] if len(values) == 1 else b"".join(values))
+    if row.item_bytes and len(whole) % row.item_bytes:
+        raise CodecError(f"{label}: {len(whole)} bytes are no whole number of elements of {row.name}")
+    if row.kind is Kind.FLOAT:  # packed, they are the same bytes
+        return _field(varint(NUMBERS[name] << 3 | LENGTH), values) if values else []
+    written: list[Buffer] = []
+    for listed in _listed(whole, row, label):
+        written.append(_Contents(**{name: listed}).SerializeToString())
+        yield
+    return written
+
+
+def _listed(values: memoryview, row: Datatype, label: str) -> Generator[list[Any], None, None]:
+    """The elements of *values* in lists, each for one step. Raises `CodecError`."""
+    if row.kind is not Kind.BYTES:
+        for start in range(0, len(values), LONG_BYTES):
+            array = row.view(values[start : start + LONG_BYTES])
+            yield (array != 0 if row.kind is Kind.BOOL else array).tolist()
+        return
+    elements: list[bytes] = []
+    at = 0
+    while at < len(values):  # each with its length before it
+        start = at + 4
+        at = start + int.from_bytes(values[at:start], "little")
+        if at > len(values):
+            raise CodecError(f"{label}: the last element is cut off")
+        elements.append(bytes(values[start:at]))
+        if len(elements) == STEP_ELEMENTS or at == len(values):
+            yield elements
+            elements = []

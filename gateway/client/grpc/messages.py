@@ -2,17 +2,35 @@
 
 Classes are made for a pool of descriptors of their own. So no generated code has to fit the runtime of protobuf that is
 installed, and nothing clashes with a client library in the same process; tests/grpc/test_messages.py compares them with
-tritonclient's. Not here: what is done with messages.
+tritonclient's. Here, too: fields as bytes, and what messages have in common in the terms of HTTP. Not here: what calls
+mean (`methods`, `inference`).
 """
 
+import math
 import re
+from base64 import b64encode
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from gateway.client.grpc.frames import Buffer
+from gateway.codec import label_of
+from gateway.errors import CodecError
 
 Message = Any
 """An instance of one of the classes; protobuf's classes have no types that a checker knows."""
+
+MAX_FIELDS = 1024
+"""The most fields of a message without tensors."""
+
+_VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # other types of fields than LENGTH
+TAG_BYTES, NUMBER_BYTES = 5, 10
+"""The longest tag and the longest number that protobuf reads."""
+
 
 _SCHEMA = Path(__file__).with_name("inference.proto")
 _WORD = re.compile(r"[\w.]+|[{}]")  # the other signs say nothing that the order does not
@@ -98,3 +116,78 @@ def varint(number: int) -> bytes:
         number >>= 7
     written.append(number)
     return bytes(written)
+
+
+def fields_of(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Tag, start, start of the value, and end of each field of *data*. Raises `CodecError`."""
+    at, size = 0, len(data)
+    while at < size:
+        start = at
+        tag, at = _read_varint(data, at, TAG_BYTES)
+        wire_type = tag & 7
+        value = at
+        if wire_type == LENGTH:
+            length, value = _read_varint(data, at, TAG_BYTES)
+            at = value + length
+        elif wire_type == _VARINT:
+            _, at = _read_varint(data, at, NUMBER_BYTES)
+        elif wire_type in (_FIXED32, _FIXED64):
+            at += 4 if wire_type == _FIXED32 else 8
+        else:
+            raise CodecError("malformed message: a field has no type of protobuf")
+        if at > size or tag < 8:
+            raise CodecError("malformed message: a field is cut off")
+        yield tag, start, value, at
+
+
+def _read_varint(data: memoryview, at: int, max_bytes: int) -> tuple[int, int]:
+    """The number at *at*, of at most *max_bytes*, and where it ends. Raises `CodecError`."""
+    if at < len(data) and (number := data[at]) < 0x80:
+        return number, at + 1
+    number = shift = 0
+    for byte in data[at : at + max_bytes]:
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+    raise CodecError("malformed message: a number is cut off")
+
+
+def check_fields(message: memoryview) -> None:
+    """Raise `CodecError` for a *message* with more than `MAX_FIELDS`, before protobuf makes an object of each."""
+    for count, _ in enumerate(fields_of(message), 1):
+        if count > MAX_FIELDS:
+            raise CodecError(f"the message has more than {MAX_FIELDS} fields")
+
+
+def parsed(kind: Any, text: Buffer) -> Message:
+    """The message of *kind* that *text* is. Raises `CodecError`."""
+    try:
+        return kind.FromString(bytes(text))
+    except DecodeError as error:
+        raise CodecError(f"malformed message: {error}") from None
+
+
+def model_path(name: str, version: str) -> str:
+    """The part of a path that names a model, and its *version* unless that is empty. Raises `CodecError`."""
+    if not name:
+        raise CodecError("the request has no `model_name` (or `name`)")
+    return f"/models/{quote(name, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+
+
+def parameters_of(said: Message, section: str = "") -> dict[str, Any]:
+    """The parameters of *said*, an entry of *section* or the request itself, as members of JSON.
+
+    Raises `CodecError` for what JSON cannot carry.
+    """
+    found: dict[str, Any] = {}
+    for name, parameter in said.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        value = None if kind is None else getattr(parameter, kind)
+        if value is None or (kind == "double_param" and not math.isfinite(value)):
+            whose = label_of(section, said.name) if section else "the request"
+            wrong = "has no value" if value is None else f"is {value}, which JSON cannot carry"
+            raise CodecError(f"{whose}: parameter {name!r} {wrong}")
+        found[name] = b64encode(value).decode() if kind == "bytes_param" else value
+    return found
