@@ -1,22 +1,24 @@
-"""One request of a client of gRPC: its message is the body that the corridor reads, and the reply becomes a message.
+"""One call of gRPC from its head to its end: its messages become requests, and the replies to these become messages.
 
-The corridor knows it as it knows body and reply of HTTP (`ClientBody`, `Reply`), and replies what it would reply over
-HTTP; that is made a message when all of it is there, or a status. Not here: how bytes come and go (`stream`), and what
-messages say (`inference`, `answers`, `methods`).
+A message is the body that the corridor reads, as it reads a body of HTTP (`ClientBody`), and the corridor replies what
+it would reply over HTTP (`Reply`); the reply is made a message when all of it is there, or a status. Not here: how
+bytes come and go (`stream`), and what messages say (`inference`, `methods`).
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from gateway.client.body import ClientBody
 from gateway.client.grpc.frames import Buffer, Buffers, Code
-from gateway.client.grpc.heads import Head, Status, encoded, encoded_string, status_fields, status_of
+from gateway.client.grpc.heads import Status, encoded, encoded_string, status_fields, status_of
 from gateway.client.grpc.inference import InferMessage, read_request, write_response
 from gateway.client.grpc.messages import CLASSES, check_fields, parsed, varint
-from gateway.client.grpc.methods import Method
-from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Message
+from gateway.client.grpc.methods import METHODS, MODEL_INFER, MODEL_STREAM_INFER, Method
+from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Message, Stream
 from gateway.client.request import ClientRequest
 from gateway.codec import HEADER_LENGTH, Coding, Framing, parse_content_encoding
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
@@ -24,17 +26,21 @@ from gateway.exchange import Exchange
 from gateway.headers import Pairs
 from gateway.plan import Plan
 
+STREAM_CALLS = 16
+"""How many inferences of one `ModelStreamInfer` are under way at once; the next is read when one of them has ended."""
+
 SMALL_BYTES = 64 * 1024
 """A message without tensors that is no longer needs no admission, as a request of HTTP without a body."""
 
 CALL_COPIES = 5
 """How often a message without tensors is in memory, beside itself, while it becomes JSON with base64."""
 
-OK_HEAD = b"\x88" + encoded([("content-type", "application/grpc")])  # of the status 200 the static table of HPACK knows
-"""With what every answer of gRPC begins."""
-
-_REQUEST_ID = b"\0" + encoded_string("x-request-id")
+_OK_HEAD = b"\x88" + encoded(
+    [("content-type", "application/grpc")]
+)  # of the status 200 the static table of HPACK knows
 _OK_TRAILERS = encoded([("grpc-status", "0")])
+_NO_GRPC = encoded([(":status", "415"), ("content-type", "text/plain")])
+_REQUEST_ID = b"\0" + encoded_string("x-request-id")
 _NO_METADATA = frozenset(
     ("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id", HEADER_LENGTH.lower())
 )
@@ -44,39 +50,104 @@ _STREAM_ANSWER_TAG = b"\x12"  # `infer_response` of ModelStreamInferResponse
 
 _StreamAnswer = CLASSES["ModelStreamInferResponse"]
 
+log = logging.getLogger("gateway")
+
+
+async def serve(stream: Stream) -> None:
+    """Serve the call that *stream* is. Ends with the stream."""
+    owner, head = stream.connection.owner, stream.head
+    deadline_s = timer = None
+    if head.timeout_s is not None:  # whatever is still to come of the client's messages comes too late then
+        deadline_s = owner.loop.time() + head.timeout_s
+        timer = owner.loop.call_at(deadline_s, stream.break_off, GatewayError(ErrorKind.TIMEOUT, DEADLINE_WORDS))
+    try:
+        if not head.first.get("content-type", "").startswith("application/grpc") or head.first.get(":method") != "POST":
+            stream.finish(_NO_GRPC)
+        elif head.path == MODEL_STREAM_INFER:
+            await _serve_many(stream, deadline_s)
+        else:
+            await owner.handler(_request(Message(stream), deadline_s))
+    except (ConnectionError, asyncio.CancelledError):
+        pass  # the client left; what was served has recorded it
+    except Exception:
+        log.exception("a call of client %s failed", stream.connection.peer)
+        stream.close(Code.INTERNAL_ERROR)
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+async def _serve_many(stream: Stream, deadline_s: float | None) -> None:
+    """Serve inferences as they come, several at once; their replies go out in the order of the requests."""
+    tasks: set[asyncio.Task[None]] = set()
+    task = None
+    try:
+        ending = _OK_TRAILERS
+        try:
+            while await (message := Message(stream, task, is_one_of_many=True)).begin() and not stream.is_closed:
+                task = stream.connection.owner.loop.create_task(_serve_next(stream, _request(message, deadline_s)))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+                # the next message is behind this one, also where this one is refused before it is read
+                await asyncio.wait((task, message.read), return_when=asyncio.FIRST_COMPLETED)
+                await message.skip()
+                while len(tasks) >= STREAM_CALLS:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        except GatewayError as error:  # between two messages
+            ending = status_fields(status_of(error), error.message)
+        while tasks and not stream.is_closed:  # an error may end the stream before all are answered
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in tasks:
+            each.cancel()
+    if not stream.is_closed:
+        stream.finish(ending if stream.is_answered else _OK_HEAD + ending)
+
+
+async def _serve_next(stream: Stream, request: ClientRequest) -> None:
+    """Serve one inference of a stream."""
+    with suppress(ConnectionError):  # the client left, which its handler has recorded
+        await stream.connection.owner.handler(request)
+
+
+def _request(message: Message, deadline_s: float | None) -> ClientRequest:
+    """The request that *message* becomes."""
+    head, client = message.stream.head, message.stream.connection
+    fault = head.fault
+    if fault is None and head.path not in METHODS and head.path not in (MODEL_INFER, MODEL_STREAM_INFER):
+        service, _, name = head.path[:200].rpartition("/")
+        words = f"{name}: the gateway has no such call of {service!r}; shared memory, traces and logs are the server's"
+        fault = GatewayError(ErrorKind.NO_ROUTE, words, status=501)
+    authority = head.first.get(":authority", head.first.get("host", ""))
+    request = ClientRequest(
+        "POST", head.path, head.headers, authority, client.peer, client.scheme, (2, 0), None, True, message, fault
+    )
+    request.protocol, request.deadline_s, request.front = "grpc", deadline_s, GrpcCall
+    return request
+
 
 class GrpcCall(ClientBody):
     """Body and reply of one request."""
 
-    def __init__(
-        self,
-        head: Head,
-        method: Method | None,
-        before: asyncio.Task[None] | None,
-        request: ClientRequest,
-        exchange: Exchange,
-        shared: Any,
-        plan: Plan,
-    ) -> None:
-        """*method* is None for an inference. *before* serves the message before in the same stream, if there is one."""
+    has_begun = False
+    """From here on an error can only reset the stream."""
+    is_complete = False
+    """The whole reply was handed to the connection."""
+    _asked = b""  # the JSON of a request without tensors
+    _infer: InferMessage | None = None  # what an inference asks for, once it was read
+    _begun: tuple[int, Pairs] = (0, ())
+    _kept_bytes = 0
+
+    def __init__(self, request: ClientRequest, exchange: Exchange, shared: Any, plan: Plan) -> None:
+        """The body of *request*, whose connection is a `Message`."""
         super().__init__(request, exchange, shared, plan)
         request.begin = self.find_target
         assert isinstance(request.connection, Message)
         self._message = request.connection
         self._stream = request.connection.stream
-        self._head = head
-        self._method = method
-        self._before = before
+        self._method = METHODS.get(self._stream.head.path)  # None: it is an inference
         self._plan = plan
-        self._asked = b""
-        self._infer: InferMessage | None = None  # what an inference asks for, once it was read
-        self._begun: tuple[int, Pairs] = (0, ())
         self._kept: list[Buffer] = []
-        self._kept_bytes = 0
-        self.has_begun = False
-        """From here on an error can only reset the stream."""
-        self.is_complete = False
-        """The whole reply was handed to the connection."""
 
     # The message, as the corridor reads it: the JSON of the request, with the blobs in buffers of their own
 
@@ -86,7 +157,7 @@ class GrpcCall(ClientBody):
         if message.length < 0 and not await message.begin():
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "the call has no message")
         length = self._request.content_length = message.length
-        said = None if message.is_one_of_many else self._head.first.get("content-length")
+        said = None if message.is_one_of_many else self._stream.head.first.get("content-length")
         if said and int(said) != PREFIX_BYTES + length:  # RFC 9113 section 8.1.1
             words = f"its message takes {PREFIX_BYTES + length} bytes, and its content-length is {said}"
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed call: {words}")
@@ -116,14 +187,14 @@ class GrpcCall(ClientBody):
         steps = read_request(message, self._plan.header_limits, self.reserve)
         self._infer = infer = await self._exchange.request_codec.run(steps)
         self._request.path = infer.target
-        if infer.is_of_sequence and self._before is not None:
-            await asyncio.wait((self._before,))  # two connections to the server would not keep their order
+        if infer.is_of_sequence:
+            await self._turn()  # two connections to the server would not keep their order
 
     def _find_coding(self) -> Coding | None:
         if not self._message.is_compressed:
             return None
         try:
-            return parse_content_encoding(self._head.first.get("grpc-encoding", "identity"))
+            return parse_content_encoding(self._stream.head.first.get("grpc-encoding", "identity"))
         except CodecError as error:
             words = str(error).replace("Content-Encoding", "grpc-encoding")
             raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, words, status=501) from None
@@ -211,15 +282,13 @@ class GrpcCall(ClientBody):
         status = status_of(error)
         exchange.rpc_status = status.name
         headers = [*error.headers, proxy_status(error)]
-        if self._message.is_one_of_many and self._head.first.get("triton_grpc_error", "").lower() != "true":
+        if self._message.is_one_of_many and self._stream.head.first.get("triton_grpc_error", "").lower() != "true":
             answer = _StreamAnswer(error_message=exchange.detail)
             if self._infer is not None:  # as Triton does it, so that the client knows which request it was
                 answer.infer_response.id = self._infer.id
             await self._send(headers, [answer.SerializeToString()])
             return
-        await self._turn()
-        self.has_begun = True
-        begun = b"" if self._stream.is_answered else OK_HEAD + self._metadata(headers)
+        begun = await self._begin(headers)
         self._stream.finish(begun + status_fields(status, exchange.detail))
         self.is_complete = True
 
@@ -248,10 +317,8 @@ class GrpcCall(ClientBody):
     async def _send(self, headers: Pairs, message: list[Buffer], lines: str = "") -> None:
         """Send *message*, and the status OK behind the only one. Raises `ConnectionError` when the client left."""
         stream = self._stream
-        await self._turn()
-        self.has_begun = True
-        if not stream.is_answered:
-            stream.begin(OK_HEAD + self._metadata(headers, lines))
+        if begun := await self._begin(headers, lines):
+            stream.begin(begun)
         n_bytes = sum(map(len, message))
         await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], self._exchange.response_codec)
         if self._message.is_one_of_many:
@@ -263,18 +330,25 @@ class GrpcCall(ClientBody):
 
     async def _turn(self) -> None:
         """Wait until the reply to the message before has gone out."""
-        if self._before is not None:
-            await asyncio.wait((self._before,))
+        if self._message.before is not None:
+            await asyncio.wait((self._message.before,))
 
-    def _metadata(self, headers: Pairs, lines: str = "") -> bytes:
-        """What crosses of *headers* and *lines* as metadata, and what every reply has, as HPACK."""
+    async def _begin(self, headers: Pairs, lines: str = "") -> bytes:
+        """Wait for the turn of this reply; the fields that begin the answer, none if another reply has begun it.
+
+        They have what crosses of *headers* and *lines* as metadata, and what every reply has.
+        """
+        await self._turn()
+        self.has_begun = True
+        if self._stream.is_answered:
+            return b""
         said = [f"{name}: {value}" for name, value in headers]
         if lines:
             said += lines.split("\r\n")
         own = [_REQUEST_ID, encoded_string(self._exchange.request_id)]
         if self._plan.timing is not None:
             own.append(encoded([("server-timing", self._plan.timing(self._exchange))]))
-        return b"".join([*map(_field, said), *own])
+        return b"".join([_OK_HEAD, *map(_field, said), *own])
 
 
 @lru_cache(maxsize=128)

@@ -16,7 +16,7 @@ Here is what each frame does, and how much work one client may ask for. The boun
 A frame that breaks HTTP/2 ends the connection. Frames may be on their way while their stream ends: they are passed
 over. What is held is bounded by the windows of streams; that of the connection is always opened again.
 
-Not here: one stream (`stream`), what frames look like (`frames`), and what calls mean (`serving`, `methods`).
+Not here: one stream (`stream`), what frames look like (`frames`), and what calls mean (`call`, `methods`).
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.certificates import HTTP2
 from gateway.client.grpc import frames
+from gateway.client.grpc.call import serve
 from gateway.client.grpc.frames import ACK, END_STREAM, USELESS_BYTES, Buffer, Code, Http2Error, Sender
 from gateway.client.grpc.heads import Head, Heads
-from gateway.client.grpc.serving import serve
 from gateway.client.grpc.stream import Stream
 from gateway.client.peers import Connection
 from gateway.config import Limits
@@ -264,7 +264,7 @@ class GrpcConnection(Connection):
             if idle is None:
                 self.owner.loop.create_task(self._serve_calls())
             else:
-                (idle.wake if self.peer.scheme == "http" else idle.wake_soon)()
+                (idle.wake if self.scheme == "http" else idle.wake_soon)()
 
     async def _serve_calls(self) -> None:
         """Serve calls that have begun. Of all tasks that do so one waits for the next call, while there is none."""

@@ -233,11 +233,15 @@ class Stream:
 class Message:
     """One message while it comes: what a `ClientBody` reads from."""
 
-    __slots__ = ("_left", "is_compressed", "is_one_of_many", "length", "read", "stream")
+    __slots__ = ("_left", "before", "is_compressed", "is_one_of_many", "length", "read", "stream")
 
-    def __init__(self, stream: Stream, *, is_one_of_many: bool = False) -> None:
+    def __init__(
+        self, stream: Stream, before: asyncio.Task[None] | None = None, *, is_one_of_many: bool = False
+    ) -> None:
         """*is_one_of_many*: others may follow, and the client may take its time before each."""
         self.stream = stream
+        self.before = before
+        """Serves the message before in the same stream, if there is one."""
         self.is_one_of_many = is_one_of_many
         self._left = PREFIX_BYTES
         self.read: asyncio.Future[None] = stream.connection.owner.loop.create_future()
