@@ -95,7 +95,7 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
         rest, values = yield from _split(entry, _VALUES, 1, limits)
         n_bytes += len(rest)
         _check_size(n_bytes, limits)
-        tensor = parsed(_Request.InferInputTensor, rest)
+        tensor = parsed(_Input, rest)
         parameters, shape = parameters_of(tensor, "input"), list(tensor.shape)
         inputs.append({"name": tensor.name, "shape": shape, "datatype": tensor.datatype, "parameters": parameters})
         contents = values[_CONTENTS][0] if values[_CONTENTS] else None
