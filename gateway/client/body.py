@@ -131,8 +131,7 @@ class ClientBody(Reservation):
 
         Raises `GatewayError`.
         """
-        connection = self._connection
-        coding = self._find_coding() if "content-encoding" in self._request.headers.first else None
+        coding, connection = self._find_coding(), self._connection
         self.check_length()
         length = self._request.content_length if coding is None else None
         await self.admit(length or 0)
@@ -157,7 +156,9 @@ class ClientBody(Reservation):
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
 
     def _find_coding(self) -> Coding | None:
-        """The coding that the client names. Raises `GatewayError` for one that is not supported (protocol 7)."""
+        """The coding of the body. Raises `GatewayError` for one that is not supported (protocol 7)."""
+        if "content-encoding" not in self._request.headers.first:
+            return None
         try:
             return parse_content_encoding(self._request.headers.joined("content-encoding"))
         except CodecError as error:
