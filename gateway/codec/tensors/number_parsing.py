@@ -52,7 +52,6 @@ TIED_PIECE_BYTES = 1024
 _PACKED = {"d": "d", "i": "q", "u": "Q"}
 _PARSED_DTYPE = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
 _PARSER = simdjson.Parser() if simdjson is not None else None
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
 _MINUS, _ZERO, _TRUE, _FALSE = b"-0tf"
 _ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
@@ -79,53 +78,28 @@ def most_bytes() -> int:
     return NATIVE_PIECE_BYTES if _PARSER is not None else LIST_PIECE_BYTES
 
 
-def parse_fast(text: bytes | bytearray, datatype: Datatype) -> Array | None:
+def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
     """The numbers in *text* (one JSON array, at most `MAX_DEPTH` deep), exactly; None if they need the tolerant path.
 
-    As float64, int64 or uint64, shape [n]; booleans as `bool`, or as 1 and 0.
+    As float64, int64 or uint64, shape [n]; booleans as `bool`, or as 1 and 0. And the lists that the parser made.
     """
-    if datatype.kind is Kind.BOOL and b" " not in text:
-        # Keep each word's first letter (t or f), print the result back, compare: equality proves the text.
-        truth: npt.NDArray[np.bool_] = _letters(text) == _TRUE
-        if orjson.dumps(truth, option=_OPTIONS) == text:
-            return truth
-    parsed = parse(text, datatype)
-    return parsed[0] if parsed is not None else None
-
-
-def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
-    """`parse_fast`, and the lists that the parser made of *text*."""
-    if datatype.kind is Kind.BOOL:
-        letters = _letters(text)
+    if datatype.kind is Kind.BOOL and (b"t" in text or b"f" in text):
+        # simdjson's buffers have no booleans, but in JSON nothing but words leaves these letters
+        letters = np.frombuffer(text.translate(None, _BESIDE_LETTERS), dtype=np.uint8)
         truth = letters == _TRUE
-        if np.count_nonzero(truth) + np.count_nonzero(letters == _FALSE) == len(letters):
-            lists = _load(text)  # in JSON, nothing but words leaves these letters
-            return (truth, lists) if lists is not None else None
-        # simdjson's buffers have no booleans. A 1 or 0 in place of a word cannot join its neighbours into another
-        # valid 0 or 1, except behind a minus sign.
-        if b"-" in text:
+        if np.count_nonzero(truth) + np.count_nonzero(letters == _FALSE) < len(letters):
             return None
-        text = text.replace(b"true", b"1").replace(b"false", b"0")
+        try:
+            return truth, orjson.loads(text) if _PARSER is None else _PARSER.parse(text)
+        except (ValueError, RuntimeError):
+            return None
     parsed = _parse_as_list(text, datatype) if _PARSER is None else _parse_natively(_PARSER, text, datatype)
-    if parsed is None or datatype.kind is not Kind.FLOAT or b"-" not in text:
+    if parsed is None or datatype.kind is Kind.INTEGER or b"-" not in text:
         return parsed
     if np.count_nonzero(parsed[0]) == len(parsed[0]):  # of few values in a fifth of the time of `all`
         return parsed
     # both parsers read -0 as the integer 0, which has lost its sign
     return None if _has_negative_zero(text) else parsed
-
-
-def _letters(text: bytes | bytearray) -> npt.NDArray[np.uint8]:
-    """The first letters of the words in *text*, an array of booleans; more characters if there is anything else."""
-    return np.frombuffer(text.translate(None, _BESIDE_LETTERS), dtype=np.uint8)
-
-
-def _load(text: bytes | bytearray) -> Any:
-    """The lists in *text*; None if it is no JSON."""
-    try:
-        return orjson.loads(text) if _PARSER is None else _PARSER.parse(text)
-    except (ValueError, RuntimeError):
-        return None
 
 
 def _parse_natively(parser: "simdjson.Parser", text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
@@ -309,10 +283,10 @@ def read_flat(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
     None for what `NumberSink` has to look at more closely or to refuse: other counts, NaN, numbers that are out of
     range, many ties, and what the parser does not read.
     """
-    values = parse_fast(text, datatype)
-    if values is None or len(values) != n_elements or not n_elements:
+    parsed = parse(text, datatype)
+    if parsed is None or len(parsed[0]) != n_elements or not n_elements:
         return None
     try:
-        return rounded(values, text, datatype).astype(datatype.wire, copy=False).tobytes()
+        return rounded(parsed[0], text, datatype).astype(datatype.wire, copy=False).tobytes()
     except (CodecError, ManyTiesError):
         return None

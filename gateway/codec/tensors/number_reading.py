@@ -34,7 +34,6 @@ from gateway.codec.tensors.number_parsing import (
     load_tolerantly,
     most_bytes,
     parse,
-    parse_fast,
     rounded,
     values_of,
 )
@@ -145,23 +144,19 @@ class NumberSink(Prover):
     def _take_parsed(self, text: bytes, depth: int) -> bool:
         """Store the numbers of *text*, which leaves *depth* lists open; False if it cannot be parsed."""
         layout = self._layout
-        if layout.rank > 1 and not self._has_short_lists:
-            parsed = parse(text, self._datatype)
-            if parsed is None:
-                return False
-            values, lengths = parsed[0], layout.lengths_in(parsed[1], text)
+        parsed = parse(text, self._datatype)
+        if parsed is None:
+            return False
+        values, lists = parsed
+        lengths: list[list[int]] | None
+        if layout.rank == 1:
+            lengths = [[len(values)]] if text.find(b"[", 1) < 0 else None
+        elif self._has_short_lists:
+            lengths = short_lists(text, layout.rank, len(values))
         else:
-            flat_or_short = parse_fast(text, self._datatype)
-            if flat_or_short is None:
-                return False
-            values = flat_or_short
-            if layout.rank > 1:
-                counted = short_lists(text, layout.rank, len(values))
-            else:
-                counted = [[len(values)]] if text.find(b"[", 1) < 0 else None
-            if counted is None:
-                return False
-            lengths = counted
+            lengths = layout.lengths_in(lists, text)
+        if lengths is None:
+            return False
         self._append(values, text)
         layout.take(lengths, len(values), depth)
         return True
