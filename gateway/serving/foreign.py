@@ -4,7 +4,7 @@ Answers of such servers have no names, datatypes or shapes. These come from the 
 recent one. Not here: the dialects (`codec`), and the gateway's answers in place of such servers (`own_answers`).
 """
 
-import logging
+from contextlib import suppress
 from functools import partial
 
 from msgspec import structs
@@ -37,8 +37,6 @@ If it is older, the server is asked for it again beside the inference, and the a
 
 LACKING = frozenset({404, 405, 501})
 """Statuses by which a server says that it does not have a path, or not with this method."""
-
-log = logging.getLogger("gateway")
 
 
 async def dialect_of(call: Call) -> Dialect | None:
@@ -150,11 +148,9 @@ class Foreign:
         if question is None or not described.is_complete:
             return None
         answer.give_up()  # everything is read, and the question may need the answer's connection
-        try:
+        with suppress(GatewayError):  # the client is told what is wrong with the answer
             await question.begin()
             self._described = await question.answer()
-        except GatewayError as error:
-            log.debug("no description of %s: %s", self.call.exchange.path, error.message)
         return None if self._described.outputs == described.outputs else self._decoder()
 
     def _decoder(self) -> Decoder:

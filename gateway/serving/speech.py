@@ -4,7 +4,6 @@ V2 is the dialect whose text may cross unchanged, and in which most models need 
 the steps (`inference`), the other dialects (`foreign`), and which dialect a backend speaks (`backend.speaking`).
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -31,8 +30,6 @@ from gateway.serving.call import Call, Question
 
 Decoder = InferAnswer | DialectAnswer
 """Reads one answer: `feed` its pieces, then `finish`."""
-
-log = logging.getLogger("gateway")
 
 
 class Prepared(NamedTuple):
@@ -117,7 +114,6 @@ async def _declared_half_precision(call: Call) -> Mapping[str, str]:
     except GatewayError as error:
         if not is_undescribed(error):
             raise
-        log.debug("no metadata for %s: %s", call.exchange.path, error.message)
         return {}
 
 

@@ -23,9 +23,6 @@ Text = bytes | ArrivingText
 JOINED_BYTES = 1024 * 1024
 """Up to how many bytes values are joined, so that millions of rows are few buffers; growing may copy them all."""
 
-LINE_BREAKS = b"\r\n"
-"""What may stand in base64: Python's `encodebytes`, which MLflow writes it with, makes lines."""
-
 SETTING = "`models` in the backend's configuration"
 _MISSING_HINT = f", which is no string; `missing` of the output in {SETTING} can say what it becomes"
 
@@ -140,7 +137,8 @@ class Output:
 
     def decode(self) -> Generator[None, None, None]:
         """Make octets of the elements, which are strings of base64. Yields after each step of work."""
-        decoded = yield from from_base64([memoryview(blob) for blob in self.blobs], self.label, LINE_BREAKS)
+        # Python's `encodebytes`, which MLflow writes base64 with, makes lines
+        decoded = yield from from_base64([memoryview(blob) for blob in self.blobs], self.label, b"\r\n")
         self.blobs = [*decoded]
         self.n_bytes = sum(map(len, decoded))
 

@@ -20,9 +20,6 @@ from gateway.codec.tensors.datatypes import DATATYPES, Array
 from gateway.codec.v2.declarations import MAX_RANK
 from gateway.errors import CodecError
 
-DEFAULT_SIGNATURE = "serving_default"
-"""The signature that a request means if it names none."""
-
 _OTHER_NAMES = {"FP16": "HALF", "FP32": "FLOAT", "FP64": "DOUBLE", "BF16": "BFLOAT16", "BYTES": "STRING"}
 DTYPES = {f"DT_{_OTHER_NAMES.get(name, name)}": datatype for name, datatype in DATATYPES.items()}
 """TensorFlow's datatypes by the names in its metadata. TensorFlow Serving itself reads and writes no JSON of DT_UINT16,
@@ -86,7 +83,7 @@ class TensorFlow(Dialect):
         """The inputs and outputs of *signature*, in the order of their names: the server gives them in any order."""
         metadata = document_of(text)
         signatures = find(("metadata", "signature_def", "signature_def"), metadata)
-        name = signature or DEFAULT_SIGNATURE
+        name = signature or "serving_default"  # which a request means that names none
         if isinstance(signatures, dict) and name not in signatures:
             names = listed(sorted(signatures))
             raise CodecError(

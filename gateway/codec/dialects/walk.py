@@ -316,9 +316,8 @@ class Walk:
             start = text.consumed
             yield from text.pour(TextSink(label, None))
             n_bytes += text.consumed - start
-        if self._row is not None:  # where there is as much beside the outputs as there are rows
-            return
-        self._beside_bytes += n_bytes
+        if self._row is None:  # in rows there is as much beside the outputs as there are rows
+            self._beside_bytes += n_bytes
         if self._beside_bytes > self._limits.max_header_bytes:
             raise TooLargeError(
                 f"the JSON beside the outputs is longer than {self._limits.max_header_bytes} bytes, "
