@@ -105,9 +105,7 @@ async def test_a_reader_of_standard_output_that_stalls_does_not_silence_standard
         serve.send_signal(signal.SIGTERM)
         _, errors = await serve.communicate()
         assert serve.returncode == 0
-        assert re.search(
-            rb" WARNING gateway: \d\d log lines were dropped: nobody read them in time$", errors, re.MULTILINE
-        )
+        assert re.search(rb" ERROR gateway: \d\d log lines were dropped$", errors, re.MULTILINE)
         os.close(ours)
 
 
@@ -274,7 +272,7 @@ async def test_lines_of_several_processes_are_not_mixed_in_a_file(tmp_path: Path
 
 
 FILLING = """
-import logging, resource
+import logging, os, resource
 from gateway.telemetry.log_writer import ACCESS, LogWriter
 writer = LogWriter("info")
 writer.start()
@@ -282,9 +280,9 @@ log, output = logging.getLogger(ACCESS), writer._output
 for limit in (1000, 2000):  # each as a disk that is full after so many bytes
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     log.info("\\n".join("x" * 69 for _ in range(20)))
-    while output.reason != "File too large":
+    while os.fstat(1).st_size < limit:
         output._thread.join(0.01)
-    output.reason = ""
+    output._thread.join(0.1)  # the rest of the line is tried meanwhile
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 log.info("y")
 writer.stop()
@@ -319,7 +317,7 @@ async def test_standard_error_says_that_standard_output_cannot_be_written() -> N
         serve.send_signal(signal.SIGTERM)
         _, errors = await serve.communicate()
         assert serve.returncode == 0
-        assert b"3 log lines were dropped: No space left on device" in errors
+        assert b"3 log lines were dropped" in errors
 
 
 @asynccontextmanager

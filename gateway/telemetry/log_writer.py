@@ -30,8 +30,6 @@ ACCESS = "gateway.access"
 ANNOUNCE = "gateway.announce"
 """The logger whose messages always go to standard error: the addresses that are served, and the start of draining."""
 
-_SLOW = "nobody read them in time"
-
 
 class _JsonFormatter(logging.Formatter):
     """Makes a line of JSON of a record: its time in UTC, level, logger, message, process and traceback."""
@@ -109,17 +107,16 @@ class LogWriter(logging.Handler):
         logging.getLogger().handlers = []
         self._output.stop()
         if self.dropped:
-            reason = (self._output if self._output.dropped else self._error).reason
-            self._say(logging.WARNING, f"{self.dropped} log lines were dropped: {reason}")
+            self._say(f"{self.dropped} log lines were dropped")
         self._error.stop()
 
     def _complain(self, reason: str) -> None:
         if self._complaints.allows(time.monotonic()):
-            self._say(logging.ERROR, f"lines of standard output cannot be written: {reason}")
+            self._say(f"lines of standard output cannot be written: {reason}")
 
-    def _say(self, level: int, text: str) -> None:
+    def _say(self, text: str) -> None:
         """Write *text* to standard error, whatever the level of the root logger."""
-        self.handle(logging.LogRecord("gateway", level, "", 0, text, None, None))
+        self.handle(logging.LogRecord("gateway", logging.ERROR, "", 0, text, None, None))
 
 
 class _Stream:
@@ -128,8 +125,6 @@ class _Stream:
     def __init__(self, descriptor: int, complain: Callable[[str], None] = lambda _: None) -> None:
         """*complain* is called with the reason whenever lines cannot be written."""
         self.dropped = 0
-        self.reason = _SLOW
-        """Why lines wait longer than for their turn."""
         self._descriptor = descriptor
         self._complain = complain
         self._waiting = bytearray()
@@ -153,7 +148,7 @@ class _Stream:
                 self._changed.notify()
         if not is_room:
             self.dropped += lines.count(b"\n")
-            self._complain(self.reason)
+            self._complain("nobody reads them in time")
 
     def stop(self) -> None:
         """Write the waiting lines; those that cannot be written within `STOP_S` are dropped."""
@@ -172,13 +167,11 @@ class _Stream:
             except BlockingIOError:  # the pipe is full, and another process has made it non-blocking
                 time.sleep(AGAIN_S)
             except OSError as error:
-                self.reason = error.strerror or str(error)
-                self._complain(self.reason)
+                self._complain(str(error.strerror))
                 if self._is_ending:
                     return
                 time.sleep(AGAIN_S)
             else:
-                self.reason = _SLOW
                 with self._changed:
                     del self._waiting[:n_written]
 
