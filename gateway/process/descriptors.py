@@ -4,7 +4,6 @@ Every connection is a descriptor. A process without free descriptors can accept 
 no health check, so the clients' share is bounded. Not here: counting the connections (`client.server`).
 """
 
-import bisect
 import logging
 import resource
 import sys
@@ -62,10 +61,10 @@ def connections_that_fit(config: Config, descriptors: int) -> int:
 
     Never fewer than `MIN_CONNECTIONS`, unless the limit itself is lower.
     """
-    limit = config.limits.connections
-    counts = range(limit + 1)
-    fitting = bisect.bisect_right(counts, descriptors, key=lambda count: descriptors_needed(config, count)) - 1
-    return max(fitting, min(limit, MIN_CONNECTIONS))
+    to_backends = [config.max_connections(name) for name in config.backends]
+    left = descriptors - descriptors_needed(config, 0)
+    fitting = max(left - sum(to_backends), left // (1 + len(to_backends)))
+    return min(config.limits.connections, max(fitting, MIN_CONNECTIONS))
 
 
 def _raise_soft_limit() -> int:

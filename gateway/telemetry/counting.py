@@ -88,7 +88,7 @@ class Counting:
         self._clients: set[str] = set()
         self._expected: set[tuple[str, str, str]] = set()
         self._connections_seen: dict[Row, int] = {}
-        self._let_be_zero((family.name,) for family in FAMILIES if not family.labels)
+        self._rows.begin((family.name,) for family in FAMILIES if not family.labels)
         for known in (("direction", "request"), ("direction", "response"), ("route", _NO_ROUTE)):
             self.expect(*known)
 
@@ -99,13 +99,11 @@ class Counting:
         name of a token), or `endpoint` with its URL and its *backend*.
         """
         known = label, value, backend
-        is_new = known not in self._expected
-        if is_new:
-            self._expected.add(known)
-            if label == "client":
-                value = self._client_label(value)
-            self._let_be_zero(_zeros_of(label, value, backend))
-        return is_new
+        if known in self._expected:
+            return False
+        self._expected.add(known)
+        self._rows.begin(_zeros_of(label, self._client_label(value) if label == "client" else value, backend))
+        return True
 
     def _client_label(self, name: str) -> str:
         """The label for the token called *name*: the name, or `other` after `MAX_CLIENTS` names."""
@@ -113,10 +111,6 @@ class Counting:
             self._clients.add(name)
             return name
         return "other"
-
-    def _let_be_zero(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            _ = self._rows[row]
 
     def note_connections(self, refused_total: int, slow_totals: Mapping[str, int]) -> None:
         """Take the totals since the start: refused connections, and slow ones by the name of the limit."""

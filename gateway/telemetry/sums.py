@@ -100,6 +100,10 @@ class Table(dict[Row, Cells]):
         cells = self[row] = [0.0] * (len(BOUNDS.get(str(row[0]), ())) + 1)
         return cells
 
+    def begin(self, rows: Iterable[Row]) -> None:
+        """Let *rows* have zeros, if they are not there yet."""
+        self.update({row: self[row] for row in rows})
+
     def add(self, rows: Iterable[tuple[Row, Cells]]) -> None:
         """Add *rows* to the sums, cell by cell."""
         for row, cells in rows:
