@@ -47,7 +47,7 @@ MAX_CONTENT_LENGTH = 2**63 - 1
 """The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
 
 MAX_DIGITS = 32
-"""How many digits a `Content-Length` may have, zeros before it included; Python converts no more than 4,300."""
+"""How many digits a `Content-Length` may have, zeros before it included; with more it is taken for too large."""
 
 MAX_FIELDS = 128
 """How many fields a head may have."""
@@ -75,11 +75,6 @@ class Phase(Enum):
 
 # as globals, because looking up an enum's attribute costs as much as a call
 _HEAD, _SIZED, _CHUNKED, _DONE = Phase.HEAD, Phase.SIZED, Phase.CHUNKED, Phase.DONE
-
-
-def body_length(digits: str) -> int:
-    """The number of a `Content-Length`, of which the parser accepts digits alone; one too large stays too large."""
-    return int(digits) if len(digits) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
 
 
 class MalformedError(Exception):

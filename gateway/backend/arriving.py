@@ -19,7 +19,7 @@ import re
 from aiohttp.http import RawResponseMessage
 
 from gateway.headers import Headers
-from gateway.http1 import MAX_CONTENT_LENGTH, PIECE_BYTES, Heads, Incoming, MalformedError, Phase, body_length
+from gateway.http1 import MAX_CONTENT_LENGTH, MAX_DIGITS, PIECE_BYTES, Heads, Incoming, MalformedError, Phase
 from gateway.waiting import Waiter, wake_soon
 
 READ_BYTES = 256 * 1024
@@ -88,7 +88,7 @@ class AnswerHead:
             if codings.lower() == "chunked":
                 self.phase = Phase.CHUNKED
         elif digits is not None:
-            self.length = body_length(digits)
+            self.length = int(digits) if len(digits) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
             self.phase = Phase.SIZED
         self.is_last = message.should_close or self.code == _UNHANDLED
         """Whether the connection must not carry another request after this answer.

@@ -163,7 +163,7 @@ class Answer:
         max_bytes = self._request.max_answer_bytes
         if (self.head.length or attempt.response_bytes) > max_bytes and self.status < 300:
             raise self._malformed(f"answered with a body larger than limits.response_body, {int(max_bytes)} bytes")
-        if arriving.is_read:
+        if arriving.has_arrived and not arriving.unread_bytes:
             self.is_read = True
             if not self._request.is_read_whole:
                 self.give_up(is_right=True)

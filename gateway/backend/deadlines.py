@@ -40,20 +40,15 @@ class Deadlines:
         self._task = task
         self._cancelling = task.cancelling()
         self._entered_s = now_s  # when the last phase began that is the endpoint's time
-        self._look_later(now_s)
-
-    def _look_later(self, now_s: float) -> None:
-        """Look when the phase could be over at the earliest. One that begins meanwhile cannot end before.
-
-        So entering a phase costs one assignment.
-        """
-        soonest_s = now_s + max(LATE_S, min(self._timeouts.first_byte, self._timeouts.idle))
-        self._timer = self.loop.call_at(min(self.ends_at, soonest_s), self._look)
+        # a phase that begins meanwhile cannot end before the next look, so entering it costs one assignment
+        self._pause_s = max(LATE_S, min(timeouts.first_byte, timeouts.idle))
+        self._timer = loop.call_at(min(total_at, now_s + self._pause_s), self._look)
 
     def _look(self) -> None:
+        """End the phase if its time is over, else look again when it could be over at the earliest."""
         now_s = self.loop.time()
         if now_s < self.ends_at:
-            self._look_later(now_s)
+            self._timer = self.loop.call_at(min(self.ends_at, now_s + self._pause_s), self._look)
         else:
             self.expire(now_s)
 

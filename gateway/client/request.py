@@ -17,7 +17,7 @@ from aiohttp.http import RawRequestMessage, RawResponseMessage
 from gateway.client.peers import NOBODY, Outgoing, client_left
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
-from gateway.http1 import MAX_CONTENT_LENGTH, Heads, Incoming, MalformedError, Phase, body_length
+from gateway.http1 import MAX_CONTENT_LENGTH, MAX_DIGITS, Heads, Incoming, MalformedError, Phase
 from gateway.policy.slowness import Upload
 from gateway.waiting import Waiter, wake_soon
 
@@ -166,7 +166,10 @@ def read_request(
     method, path, version = head.method, head.path, head.version
     headers = Headers(head.headers.items())
     first = headers.first
-    length = body_length(first["content-length"]) if "content-length" in first else None
+    length = None
+    if "content-length" in first:
+        digits = first["content-length"]
+        length = int(digits) if len(digits) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
     fault = _framing_fault(method, version, headers, length)
     # bytes behind a chunked body are dropped with it, see `http1`
     connection.keeps_alive = not (head.should_close or head.chunked or fault is not None)
