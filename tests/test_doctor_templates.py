@@ -13,8 +13,7 @@ import yaml
 from aiohttp import web
 
 from gateway import config
-from gateway.doctor.guess import Guess
-from gateway.doctor.tensors import shape_of
+from gateway.doctor.tensors import Guess, described, shape_of
 from tests.conftest import running
 from tests.test_doctor import answered_by, doctor, unwrapped
 
@@ -87,9 +86,6 @@ async def test_a_template_is_written_from_a_sample_and_works_at_once(sample: str
             assert [output["data"] for output in reply.json["outputs"]] == [[0.25, 0.25, 0.5], ["green"]]
 
 
-PROPERTIES = {"features": {"type": "array", "examples": [[[1.0, 1.0]]]}, "user": {"type": "string", "default": "web"}}
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -97,7 +93,6 @@ PROPERTIES = {"features": {"type": "array", "examples": [[[1.0, 1.0]]]}, "user":
         {"examples": {"one": {"value": SAMPLE}}},
         {"schema": {"$ref": "#/components/schemas/Sample"}},
         {"schema": {"examples": [SAMPLE]}},
-        {"schema": {"properties": PROPERTIES}},
     ],
 )
 async def test_the_servers_own_example_is_a_sample(content: dict[str, Any]) -> None:
@@ -157,14 +152,6 @@ async def test_rows_that_differ_in_what_no_tensor_has_are_pointed_out(tmp_path: 
     async with legacy(answer=lambda body: {"sum": [row["age"] for row in body["rows"]]}) as url:
         found = await doctor(url, "--path", "/predict", "--sample", str(tmp_path / "sample.json"))
     assert any("differ at $.rows[*].tags in values" in words for words in found.findings("problem"))
-
-
-async def test_texts_that_are_missing_in_an_answer_become_empty_ones(sample: str) -> None:
-    async with legacy(answer=lambda body: {"labels": ["a", None]}) as url:
-        found = await doctor(url, "--path", "/predict", "--sample", sample)
-    described = {"datatype": "BYTES", "shape": [-1], "missing": ""}
-    assert found.backend["models"]["model"]["outputs"] == {"labels": described}
-    assert found.table["infer in binary"].startswith("yes, with the same values")
 
 
 async def test_a_server_that_needs_credentials_says_so(sample: str) -> None:
@@ -237,9 +224,9 @@ def test_tensors_are_found_in_a_document(document: Any, body: Any, paths: dict[s
 )
 def test_any_document_is_a_template_that_loads(document: Any) -> None:
     guess = Guess(document, "only")
-    described = guess.described()
+    inputs = described(guess.tensors.values())
     model = {"request": {"path": "/", "body": guess.body}, "answer": guess.paths}
-    model = {"inputs": described, "outputs": described, **model}
+    model = {"inputs": inputs, "outputs": inputs, **model}
     backend = {"endpoints": ["http://x"], "dialect": "template", "models": {"m": model}}
     assert config.parse(yaml.safe_dump({"backends": {"b": backend}}))
 
@@ -312,6 +299,5 @@ def test_shapes_are_those_of_rectangular_lists() -> None:
     assert shape_of([[1, 2.5], [3, None]]) == (2, 2)
     assert shape_of([[], []]) == (2, 0)
     assert shape_of("a") == ()
-    assert shape_of(["a", None], has_missing=True) == (2,)
     assert shape_of(["a", None]) is shape_of([True, 1]) is shape_of([None]) is None
     assert shape_of([[1], 2]) is shape_of([{"a": 1}]) is shape_of(["a", 1]) is None

@@ -5,7 +5,7 @@ that clients may want, through gateways in front of the server (`through`). Ever
 anything that the gateway needs to serve.
 """
 
+from gateway.doctor.asking import Given
 from gateway.doctor.examination import examine
-from gateway.doctor.given import Given
 
 __all__ = ["Given", "examine"]

@@ -1,19 +1,27 @@
-"""One request of the doctor at a time: to the server, and to gateways in front of it that are started for that.
+"""What is asked, and with what: the server of the URL, and gateways in front of it that are started for that.
 
-It asks as the gateway itself does (`backend.questions`), but waits longer.
+The doctor asks as the gateway itself does (`backend.questions`), but waits longer. Its options beside the URL are
+headers, such as credentials, files for TLS, and a sample. Their values may come from outside, `${NAME}` and
+`${file:PATH}`, as in the configuration. The value of a header has to: the doctor prints it, and what is typed stands in
+every list of processes.
 """
 
+import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from gateway.app import DataPlane, new_name
 from gateway.backend import questions
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.questions import Answer, own_connections
+from gateway.certificates import TlsContext
 from gateway.codec import HEADER_LENGTH
 from gateway.config import parse
 from gateway.doctor.report import Setting, configuration
+from gateway.errors import ConfigError
 from gateway.policy.crossing import BackendHeaders
 
 ASK_S = 5.0
@@ -24,6 +32,65 @@ TRIAL_S = 30.0
 
 MAX_ANSWER_BYTES = 64 * 1024**2
 """How many bytes of an answer are read; a longer one cannot be understood."""
+
+
+class Given(NamedTuple):
+    """The options on the command line."""
+
+    headers: Sequence[str] = ()
+    """Each `NAME: VALUE`."""
+    tls: Mapping[str, str] = {}
+    """Keys of `tls` with their values."""
+    path: str | None = None
+    """Where the server takes inferences, if it speaks no protocol."""
+    sample: str | None = None
+    """The file of a sample for `path`; None: the example in the server's `/openapi.json`."""
+
+    def settings(self) -> dict[str, Setting]:
+        """The backend's keys for these options. Raises `ConfigError`."""
+        found = {}
+        values = {}
+        for line in self.headers:
+            name, _, value = line.partition(":")
+            if not name or "${" not in value:
+                raise ConfigError(
+                    "--header: expected 'NAME: VALUE' with a value from outside, such as 'Authorization: Bearer "
+                    "${TOKEN}' or 'Authorization: Bearer ${file:PATH}'"
+                )
+            values[name.strip()] = value.strip()
+        if values:
+            why = "what was given: the gateway sends it for all clients. Without this key each client sends its own"
+            found["headers"] = Setting({"set": values}, why)
+        if self.tls:
+            found["tls"] = Setting(dict(self.tls), "as it was given; paths are relative to this file")
+        return found
+
+    def document(self) -> Any:
+        """The JSON in the file of the sample; None without a file. Raises `ConfigError`."""
+        if self.path is not None and not self.path.startswith("/"):
+            raise ConfigError(f"--path {self.path}: expected a path that starts with /, such as /predict")
+        if self.sample is None:
+            return None
+        if self.path is None:
+            raise ConfigError("--sample: goes with --path, the path that the sample is posted to")
+        try:
+            document = json.loads(Path(self.sample).read_bytes())
+            json.dumps(document, ensure_ascii=False).encode()  # raises for half a surrogate pair, which is no text
+            return document
+        except OSError as error:
+            raise ConfigError(f"--sample {self.sample}: cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"--sample {self.sample}: not JSON: {error}") from None
+
+
+def endpoint_of(url: str, settings: Mapping[str, Setting]) -> tuple[Endpoint, Mapping[str, str]]:
+    """The endpoint for *url* and the headers for it, by *settings*.
+
+    Raises `ConfigError` where `check` would refuse the configuration.
+    """
+    backend = parse(configuration(url, settings)).backends["default"]
+    tls = TlsContext("tls", backend.tls) if url.startswith("https:") else None
+    return Endpoint.parse(url, tls), backend.headers.set
 
 
 class Asker(questions.Asker):

@@ -3,9 +3,10 @@
 Not here: the questions.
 """
 
+import json
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TextIO
 
@@ -18,17 +19,12 @@ MAX_CHARACTERS = 2000
 """How many characters of a finding are printed; only quoted words of a server can make one longer."""
 
 
-_GUESSED = "  # GUESSED from one inference: put the names, datatypes and shapes that the model has"
-
-
 class Setting(NamedTuple):
     """A key of the backend that should be set."""
 
     value: Any
     why: str
     """A few words, for the comment in the file."""
-    guessed: Collection[str] = ()
-    """Of `models`: which of `inputs` and `outputs` are guesses."""
 
 
 class ProblemError(Exception):
@@ -67,9 +63,9 @@ class Report:
         self.has_problem = True
         self._print("  problem  ", words)
 
-    def set(self, key: str, value: Any, why: str, guessed: Collection[str] = ()) -> None:
+    def set(self, key: str, value: Any, why: str) -> None:
         """Note that the backend's *key* should have *value*; see `Setting`."""
-        self.settings[key] = Setting(value, why, guessed)
+        self.settings[key] = Setting(value, why)
 
     def advise(self, key: str, value: Any, why: str, more: str = "") -> None:
         """Note that the backend's *key* should have *value*, and print *why*, which is what the server does."""
@@ -113,31 +109,26 @@ def configuration(
 ) -> str:
     """The file that puts the gateway in front of *endpoint*; *found* says what that is, for its first line."""
     lines = [f"# {found}", f"listen: {listen}", f"admin: {admin}"]
-    lines += ["backends:", "  default:", f"    endpoints: [{_scalar(endpoint)}]"]
+    lines += ["backends:", "  default:", f"    endpoints: [{_quoted(endpoint)}]"]
     for key, setting in settings.items():
-        lines.append(f"    # {setting.why}")
-        if key == "models":
-            lines += ["    models:", *(f"      {line}" for line in _models(setting))]
-        else:
-            lines.append(f"    {key}: {as_yaml(setting.value)}")
+        n_levels = 3 if key == "models" else 0  # a line for each input and output
+        lines += [f"    # {setting.why}", *(f"    {line}" for line in _lines(key, setting.value, n_levels))]
     return "\n".join(lines) + "\n"
 
 
-def _models(setting: Setting) -> Iterator[str]:
-    """The lines of `models`: each key of a model on one, each input and output on one."""
-    for pattern, block in setting.value.items():
-        yield f"{as_yaml(pattern)}:"
-        for key, value in block.items():
-            if not isinstance(value, dict):
-                yield f"  {key}: {as_yaml(value)}"
-                continue
-            yield f"  {key}:{_GUESSED}" if key in setting.guessed else f"  {key}:"
-            for name, described in value.items():
-                yield f"    {_scalar(name)}: {as_yaml(described)}"
+def _lines(key: str, value: Any, n_levels: int) -> Iterator[str]:
+    """The lines of *key* with *value*, which has lines of its own for so many levels."""
+    name = as_yaml(key) if key.isidentifier() else _quoted(key)
+    if not n_levels or not isinstance(value, dict):
+        yield f"{name}: {as_yaml(value)}"
+        return
+    yield f"{name}:"
+    for inner, item in value.items():
+        yield from (f"  {line}" for line in _lines(inner, item, n_levels - 1))
 
 
-def _scalar(text: str) -> str:
-    return '"' + _printable(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+def _quoted(text: str) -> str:
+    return _printable(json.dumps(text, ensure_ascii=False))
 
 
 def _printable(text: str) -> str:

@@ -6,9 +6,9 @@ inferences work (`model`), and the conclusions of `dialect: auto` (`backend.ques
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from gateway.backend.connections import NoAnswerError
@@ -29,9 +29,6 @@ from gateway.doctor.asking import ASK_S, Asker
 from gateway.doctor.report import ProblemError, Report
 from gateway.errors import ErrorKind
 
-MAX_MODELS = 1000
-"""How many models of a server are looked at."""
-
 MAX_SHOWN = 10
 """How many models or addresses a line names."""
 
@@ -48,17 +45,9 @@ _MODEL = re.compile(r"/v[12]/models/([^/:]+)")
 _REFUSED_BY_A_GATEWAY = "/v2/models/a%2Fb"
 """A path that the gateway refuses in its own words, by which a gateway is recognized."""
 
-_INDEX, _DESCRIBED = "/v2/repository/index", "/openapi.json"
-_LISTS = {V2: (_INDEX, "/v2/models", _DESCRIBED), TENSORFLOW: ("/v1/models",)}
-_IN_PATHS = re.compile(r"/v2/models/([^/{}]+)(?:/|$)")
-
-_NAMES: Mapping[str, Callable[[Any], Any]] = {
-    _INDEX: lambda index: [entry.get("name") for entry in index],  # of Triton and MLServer
-    "/v2/models": lambda listed: listed["models"],
-    "/v1/models": lambda listed: listed["models"],
-    _DESCRIBED: lambda described: [match[1] for each in described["paths"] if (match := _IN_PATHS.match(each))],
-}
-"""What lists models, and where the names are in its JSON; FastAPI describes the paths of a server by itself."""
+_INDEX = "/v2/repository/index"
+_LISTS = {V2: (_INDEX, "/v2/models"), TENSORFLOW: ("/v1/models",)}
+"""What lists models: the index of Triton and MLServer is a list of objects, the others have a member `models`."""
 
 _SPEAKS = {
     V2: "it speaks the V2 (Open Inference) protocol",
@@ -184,11 +173,13 @@ async def choose_model(asker: Asker, dialect: str, asked_for: str, report: Repor
 
 
 async def _listed(asker: Asker, path: str) -> list[str]:
-    """The models in the answer to *path*, one of `_NAMES`; empty if the answer lists none."""
+    """The models in the answer to *path*, one of `_LISTS`; empty if the answer lists none."""
     try:
-        answer = await (asker.post(path, b"{}") if path == _INDEX else asker.get(path))
-        names = _NAMES[path](answer.json)
-    except (NoAnswerError, TypeError, KeyError, AttributeError):
+        if path == _INDEX:
+            names = [entry.get("name") for entry in (await asker.post(path, b"{}")).json]
+        else:
+            names = (await asker.get(path)).member("models")
+    except (NoAnswerError, TypeError, AttributeError):
         return []
-    listed = names[:MAX_MODELS] if isinstance(names, list) else []
+    listed = names if isinstance(names, list) else []
     return list(dict.fromkeys(name for name in listed if isinstance(name, str) and name))

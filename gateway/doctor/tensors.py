@@ -1,4 +1,4 @@
-"""Tensors of a few numbers: for trial inferences, as JSON and in binary, and those that come back.
+"""Tensors of a few numbers: for trial inferences, as JSON and in binary, those that come back, and those of a document.
 
 On purpose without the gateway's codec, because the trials judge the codec's work. Not here: sending.
 """
@@ -6,9 +6,10 @@ On purpose without the gateway's codec, because the trials judge the codec's wor
 import base64
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -103,15 +104,15 @@ def _sized(shape: Sequence[int], size: int) -> list[int]:
     return [1, *sized[1:]] if len(shape) > 1 and shape[0] < 0 else sized
 
 
-def with_first_value(tensors: Sequence[Tensor], kind: Kind, value: Any) -> tuple[Tensor, ...]:
-    """*tensors* with *value* as the first one of their first tensor of *kind*; nothing if there is no such tensor."""
-    for index, each in enumerate(tensors):
-        row = DATATYPES[each.datatype]
-        if row.kind is kind and each.blob:
-            n_bytes = row.item_bytes or 4 + int.from_bytes(each.blob[:4], "little")
-            changed = replace(each, blob=blob_of(each.datatype, [value]) + each.blob[n_bytes:])
-            return (*tensors[:index], changed, *tensors[index + 1 :])
-    return ()
+def filled(tensors: tuple[Tensor, ...], kind: Kind, value: Any) -> tuple[Tensor, ...]:
+    """*tensors* with *value* for all values of those of *kind*; nothing if there is no such value."""
+    changed = tuple(
+        replace(each, blob=blob_of(each.datatype, [value] * math.prod(each.shape)))
+        if DATATYPES[each.datatype].kind is kind
+        else each
+        for each in tensors
+    )
+    return changed if changed != tensors else ()
 
 
 def binary_request(tensors: Iterable[Tensor], **members: Any) -> tuple[bytes, int]:
@@ -129,48 +130,41 @@ def flat(data: Any) -> list[Any]:
     return list(np.array(data, object).flat)
 
 
-def shape_of(data: Any, *, has_missing: bool = False) -> tuple[int, ...] | None:
-    """The shape of nested lists of values of one kind; None if they are not rectangular.
-
-    `null` is NaN among numbers, and a missing text among texts if these *has_missing*.
-    """
+def shape_of(data: Any) -> tuple[int, ...] | None:
+    """The shape of nested lists of values of one kind, where `null` may be NaN; None if they are not rectangular."""
     array = np.array(data, object)
     if any(isinstance(value, (list, dict)) for value in array.flat):
         return None
     kinds = set(map(_kind, array.flat))
-    known = kinds - {None}
-    is_number = bool(known) and known <= {Kind.INTEGER, Kind.FLOAT}
-    may_be_null = is_number or (has_missing and known == {Kind.BYTES}) or not array.shape
-    is_tensor = (is_number or len(known) < 2) and (may_be_null or None not in kinds)
+    is_tensor = kinds <= {*_NUMBERS, None} if kinds & _NUMBERS else len(kinds) < 2 and None not in kinds
     return array.shape if is_tensor else None
 
 
 def likely_datatype(values: Sequence[Any]) -> str:
-    """The likeliest datatype of *values* of JSON, among the datatypes that hold them exactly, if one does."""
+    """The likeliest datatype of *values* of JSON, among the datatypes that hold them exactly, if one does.
+
+    Raises `UnreadableError` for an integer that no datatype holds.
+    """
     kinds = set(map(_kind, values))
-    if Kind.BYTES in kinds:
-        return "BYTES"
-    if kinds - {None} == {Kind.BOOL}:
+    if kinds == {Kind.BOOL}:
         return "BOOL"
     if kinds == {Kind.INTEGER}:
-        rows = (DATATYPES["INT64"], DATATYPES["UINT64"])
-        fitting = (row.name for row in rows if row.lowest <= min(values) and max(values) <= row.highest)
-        return next(fitting, "FP64")
-    try:
-        numbers = np.array([value for value in values if value is not None], np.float64)
-    except OverflowError:  # an integer that no float holds
-        return "FP64"
+        return "INT64" if all(-(2**63) <= value < 2**63 for value in values) else "FP64"
+    if not kinds <= {*_NUMBERS, None}:
+        return "BYTES"
+    doubles = np.frombuffer(blob_of("FP64", values))
     with np.errstate(over="ignore"):
-        is_single = np.array_equal(numbers.astype(np.float32), numbers, equal_nan=True)
+        is_single = np.array_equal(doubles.astype(np.float32), doubles, equal_nan=True)
     return "FP32" if is_single else "FP64"  # 0.1, printed short, is FP64
+
+
+_NUMBERS = frozenset({Kind.INTEGER, Kind.FLOAT})
 
 
 def _kind(value: Any) -> Kind | None:
     """The kind of datatype that holds *value* of JSON; None for `null`."""
-    if value is None:
-        return None
-    kinds = ((bool, Kind.BOOL), (int, Kind.INTEGER), (float, Kind.FLOAT))
-    return next((kind for type_, kind in kinds if isinstance(value, type_)), Kind.BYTES)
+    kinds = {type(None): None, bool: Kind.BOOL, int: Kind.INTEGER, float: Kind.FLOAT}
+    return kinds.get(type(value), Kind.BYTES)
 
 
 def blob_of(datatype: str, values: Sequence[Any]) -> bytes:
@@ -239,6 +233,93 @@ def same(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:
     return {each.name: each for each in one} == {each.name: each for each in other}
 
 
-def has_nan(outputs: Iterable[Tensor]) -> bool:
-    """Whether NaN, or an infinity, is among the values of an answer."""
-    return any(None in each.values for each in outputs if DATATYPES[each.datatype].kind is Kind.FLOAT)
+# What a document of JSON holds
+
+
+class Guess:
+    """The tensors of a *document*, and the template that makes it of them."""
+
+    def __init__(
+        self, document: Any, only: str, known: Mapping[str, str] = MappingProxyType({}), *, is_answer: bool = False
+    ) -> None:
+        """*only* is what the whole document is called, where it is one tensor. *known* are datatypes by name.
+
+        Raises `UnreadableError` for values that their datatype does not hold.
+        """
+        self._known = known
+        # what `$id` and `$parameters` of a body stand for is no tensor
+        self._reserved = () if is_answer else ("id", "parameters")
+        self.tensors: dict[str, Tensor] = {}
+        """Each input or output, with the values of the document."""
+        self.paths: dict[str, str] = {}
+        """Where each stands, as in `answer`."""
+        self.differing: list[str] = []
+        """Where rows have different values that are no tensor, which a template cannot say."""
+        self._only = only
+        self._has_lists = _has_lists(document)
+        self.body = self._read(document, (), "$")
+        """The document with `$NAME` in place of its tensors, as in `request.body`."""
+
+    def _read(self, value: Any, names: tuple[str, ...], path: str) -> Any:
+        if isinstance(value, dict):
+            return {
+                _escaped(name): self._read(item, (*names, name), path + _step(name)) for name, item in value.items()
+            }
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            n_tensors, n_differing = len(self.tensors), len(self.differing)
+            item = self._read_rows(value, names, f"{path}[*]")
+            if len(self.tensors) > n_tensors:
+                return {"$each": item}
+            del self.differing[n_differing:]
+            return _escaped(value)
+        is_tensor = isinstance(value, list) and shape_of(value) is not None
+        if is_tensor or (not self._has_lists and value is not None):
+            return f"${self._tensor(value, names, path)}"
+        return _escaped(value)
+
+    def _read_rows(self, rows: list[Any], names: tuple[str, ...], path: str) -> Any:
+        """What each of *rows* is, which are all of one kind."""
+        if all(isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows):
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
+            return {
+                _escaped(name): self._read_rows(column, (*names, name), path + _step(name))
+                for name, column in columns.items()
+            }
+        if shape_of(rows) is not None and all(row is not None for row in rows):
+            return f"${self._tensor(rows, names, path)}"
+        if any(row != rows[0] for row in rows):
+            self.differing.append(path)
+        return _escaped(rows[0])
+
+    def _tensor(self, values: Any, names: tuple[str, ...], path: str) -> str:
+        name = (names[-1] if names else "").lstrip("$") or self._only
+        taken = {*self._reserved, *self.tensors}
+        if name in taken and len(names) > 1:
+            name = "_".join(names).lstrip("$")
+        if name in taken:
+            name = f"{name}_{len(self.tensors)}"
+        flat_values = flat(values)
+        datatype = self._known.get(name) or likely_datatype(flat_values)
+        self.tensors[name] = Tensor(name, datatype, shape_of(values) or (), blob_of(datatype, flat_values))
+        self.paths[name] = path
+        return name
+
+
+def _has_lists(document: Any) -> bool:
+    if isinstance(document, dict):
+        return any(map(_has_lists, document.values()))
+    return isinstance(document, list)
+
+
+def _step(name: str) -> str:
+    """The member called *name* as it stands in a path."""
+    return f".{name}" if name.isidentifier() else f"[{json.dumps(name)}]"
+
+
+def _escaped(value: Any) -> Any:
+    """*value* as it stands in a body: no text that begins with `$` is a reference."""
+    if isinstance(value, dict):
+        return {_escaped(name): _escaped(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return f"${value}" if isinstance(value, str) and value.startswith("$") else value

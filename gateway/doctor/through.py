@@ -8,12 +8,13 @@ here: requests that go straight to the server (`model`).
 import json
 import math
 import statistics
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from gateway.backend.questions import Answer
+from gateway.backend.connections import NoAnswerError
+from gateway.backend.questions import V2, Answer
 from gateway.client.listeners import has_grpc
 from gateway.codec import Kind
 from gateway.doctor.asking import Asker, gateway
@@ -23,11 +24,10 @@ from gateway.doctor.tensors import (
     Tensor,
     UnreadableError,
     binary_request,
-    has_nan,
+    filled,
     outputs_of,
     same,
     sample,
-    with_first_value,
 )
 
 ROUNDS = 5
@@ -46,10 +46,10 @@ class Wish(NamedTuple):
     """The backend's, which decides what becomes of it."""
     values: tuple[str | None, ...] = ()
     """Values of the key to try, the likeliest first; None: as it is."""
-    rank: Callable[[tuple[Tensor, ...]], int] = lambda outputs: 1
-    """How well a value does by the outputs that come; 0: not at all."""
     tried: tuple[Tensor, ...] = ()
     """What is sent to try the values, if not `inputs`."""
+    expected: tuple[Tensor, ...] = ()
+    """The outputs that show that a value does; nothing: any do."""
 
 
 async def ask_calls(url: str, model: Model, report: Report) -> None:
@@ -71,6 +71,34 @@ async def ask_calls(url: str, model: Model, report: Report) -> None:
             report.note(f"not answered: {call}{why}")
 
 
+async def cross(url: str, asker: Asker, model: Model, straight: Straight | None, report: Report) -> None:
+    """Try what clients want through gateways; *straight* is the inference that was answered by *asker*'s server."""
+    if straight is not None:
+        await _find_framing(asker, straight, report)
+    await ask_calls(url, model, report)
+    if straight is None:
+        tried = "trial inference was answered" if model.name else "model was tried"
+        report.can("infer", f"not found out: no {tried}")
+        return
+    crossing = Crossing(url, straight, model, report)
+    if await crossing.is_answered():
+        if crossing.is_v2 and "binary" not in report.settings:
+            await crossing.find_binary()
+        await crossing.measure(asker)
+        await crossing.try_others()
+
+
+async def _find_framing(asker: Asker, straight: Straight, report: Report) -> None:
+    try:
+        is_read = (await asker.post(straight.path, straight.body, is_chunked=True)).is_good
+    except NoAnswerError:
+        is_read = False
+    if is_read:
+        report.ok("it reads bodies that are sent in chunks")
+    else:
+        report.advise("framing", "content-length", "it refuses bodies that are sent in chunks")
+
+
 @dataclass(frozen=True)
 class Crossing:
     """The inference that was answered straight, and others like it, through gateways."""
@@ -79,7 +107,11 @@ class Crossing:
     straight: Straight
     model: Model
     report: Report
-    is_v2: bool
+
+    @property
+    def is_v2(self) -> bool:
+        """Whether the server got the inference in V2."""
+        return self.straight.dialect == V2
 
     async def post(self, *request: Any, **settings: Any) -> Answer:
         """The answer to an inference, body and header length, through a gateway that also has *settings*."""
@@ -143,20 +175,38 @@ class Crossing:
             ]
         self.report.table("What this small inference takes: the median of five", ways)
 
-    async def find_settings(self, wishes: Iterable[Wish]) -> None:
-        """Find the values of keys with which the server takes what is wished for, and set them."""
-        self.report.heading("What it takes in JSON")
-        if self.is_v2:
-            await self._find_members()
-        for wish in wishes:
-            ranks = {value: await self._rank(wish, value) for value in wish.values}
-            best = max(ranks, key=ranks.__getitem__, default=None)  # the first of equals
-            if best is not None and ranks[best]:
-                self.report.advise(wish.key, best, f"for {wish.what}")
+    async def try_others(self) -> None:
+        """Try the other requests that clients may want to send, and add them to the table.
 
-    async def _rank(self, wish: Wish, value: str | None) -> int:
-        outputs = await self.outputs(wish.tried or wish.inputs, **({} if value is None else {wish.key: value}))
-        return 0 if outputs is None else wish.rank(outputs)
+        The keys with which the server takes them are found out and set, if it does not read binary itself.
+        """
+        wishes, inputs = await self._wishes(), self.straight.inputs
+        is_transcoded = "binary" not in self.report.settings
+        if is_transcoded and (wishes or self.is_v2):
+            self.report.heading("What it takes in JSON")
+        if is_transcoded and self.is_v2:
+            await self._find_members()
+        in_json = [{**each.member, "data": each.values} for each in inputs]
+        self._can("infer in JSON", await self.post(json.dumps({"inputs": in_json}).encode()))
+        listed = [{"name": output.name, "parameters": {"binary_data": True}} for output in self.straight.outputs]
+        self._can("send an id, list outputs", await self.infer(inputs, id="1", outputs=listed), "leave_out")
+        if len(inputs) == 1 and inputs[0].datatype != "BYTES":
+            answer = await self.post(inputs[0].blob, 0)
+            is_undescribed = answer.status == 400 and "metadata" in answer.words
+            self._can("send raw bytes (curl)", answer, more=". `models` can describe them" if is_undescribed else "")
+        for wish in wishes:
+            if is_transcoded:
+                await self._find_value(wish)
+            self._can(f"send {wish.what}", await self.infer(wish.inputs), wish.key)
+
+    async def _find_value(self, wish: Wish) -> None:
+        """Find the value of its key with which the server takes what is wished for, and set it."""
+        for value in wish.values:
+            outputs = await self.outputs(wish.tried or wish.inputs, **({} if value is None else {wish.key: value}))
+            if outputs is not None and (not wish.expected or same(outputs, wish.expected)):
+                if value is not None:
+                    self.report.advise(wish.key, value, f"for {wish.what}")
+                return
 
     async def _find_members(self) -> None:
         """Find out which members of a request make it fail; of the `id` also an answer that has another one."""
@@ -171,19 +221,18 @@ class Crossing:
         else:
             self.report.ok("it takes `id`, `outputs` and `parameters`")
 
-    async def wishes(self) -> list[Wish]:
+    async def _wishes(self) -> list[Wish]:
         """What else clients may want to send, as far as the model allows it."""
-        inputs = self.straight.inputs
-        texts = self._with("BYTES")
+        inputs, texts = self.straight.inputs, self._with("BYTES")
+        # a server that decodes base64 answers as to the text itself
         plain = (await self.outputs(texts) if texts else None) or ()
-        nan, octets = with_first_value(inputs, Kind.FLOAT, math.nan), with_first_value(texts, Kind.BYTES, _NO_TEXT)
-        base64 = ("base64",) if self.is_v2 else ()
+        base64 = ("base64",) if self.is_v2 and plain else ()
+        octets = filled(texts, Kind.BYTES, _NO_TEXT)
         wishes = [
-            Wish("NaN", nan, "nonfinite", ("as_null", "literal"), lambda outputs: 1 + has_nan(outputs)),
+            Wish("NaN", filled(inputs, Kind.FLOAT, math.nan), "nonfinite", ("as_null", "literal")),
             *(Wish(each, self._with(each), "half_precision", (None, "promote")) for each in ("FP16", "BF16")),
             Wish("BYTES that are text", texts),
-            # a server that decodes base64 answers as to the text itself
-            Wish("BYTES that are no text", octets, "bytes", base64, lambda outputs: same(outputs, plain), texts),
+            Wish("BYTES that are no text", octets, "bytes", base64, texts, plain),
         ]
         return [wish for wish in wishes if wish.inputs]
 
@@ -194,20 +243,6 @@ class Crossing:
             return self.straight.inputs
         is_unknown = self.is_v2 and not self.model.inputs
         return (sample(first.name, datatype, first.shape), *others) if is_unknown else ()
-
-    async def fill_table(self, wishes: Iterable[Wish]) -> None:
-        """Try the other requests that clients may want to send, and add them to the table."""
-        inputs = self.straight.inputs
-        in_json = [{**each.member, "data": each.values} for each in inputs]
-        self._can("infer in JSON", await self.post(json.dumps({"inputs": in_json}).encode()))
-        listed = [{"name": output.name, "parameters": {"binary_data": True}} for output in self.straight.outputs]
-        self._can("send an id, list outputs", await self.infer(inputs, id="1", outputs=listed), "leave_out")
-        if len(inputs) == 1 and inputs[0].datatype != "BYTES":
-            answer = await self.post(inputs[0].blob, 0)
-            is_undescribed = answer.status == 400 and "metadata" in answer.words
-            self._can("send raw bytes (curl)", answer, more=". `models` can describe them" if is_undescribed else "")
-        for wish in wishes:
-            self._can(f"send {wish.what}", await self.infer(wish.inputs), wish.key)
 
     def _can(self, what: str, answer: Answer, key: str = "", more: str = "") -> None:
         """Add a row for a request whose *answer* may have needed the backend's *key*."""
