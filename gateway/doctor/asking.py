@@ -20,7 +20,7 @@ from gateway.backend.questions import Answer, own_connections
 from gateway.certificates import TlsContext
 from gateway.codec import HEADER_LENGTH
 from gateway.config import parse
-from gateway.doctor.report import Setting, configuration
+from gateway.doctor.report import configuration
 from gateway.errors import ConfigError
 from gateway.policy.crossing import BackendHeaders
 
@@ -32,6 +32,13 @@ TRIAL_S = 30.0
 
 MAX_ANSWER_BYTES = 64 * 1024**2
 """How many bytes of an answer are read; a longer one cannot be understood."""
+
+
+REASONS = {
+    "headers": "what was given: the gateway sends it for all clients. Without this key each client sends its own",
+    "tls": "as it was given; paths are relative to this file",
+}
+"""Why the keys of `Given` are set."""
 
 
 class Given(NamedTuple):
@@ -46,9 +53,8 @@ class Given(NamedTuple):
     sample: str | None = None
     """The file of a sample for `path`; None: the example in the server's `/openapi.json`."""
 
-    def settings(self) -> dict[str, Setting]:
+    def settings(self) -> dict[str, Any]:
         """The backend's keys for these options. Raises `ConfigError`."""
-        found = {}
         values = {}
         for line in self.headers:
             name, _, value = line.partition(":")
@@ -58,12 +64,8 @@ class Given(NamedTuple):
                     "${TOKEN}' or 'Authorization: Bearer ${file:PATH}'"
                 )
             values[name.strip()] = value.strip()
-        if values:
-            why = "what was given: the gateway sends it for all clients. Without this key each client sends its own"
-            found["headers"] = Setting({"set": values}, why)
-        if self.tls:
-            found["tls"] = Setting(dict(self.tls), "as it was given; paths are relative to this file")
-        return found
+        found = {"headers": {"set": values} if values else {}, "tls": dict(self.tls)}
+        return {key: value for key, value in found.items() if value}
 
     def document(self) -> Any:
         """The JSON in the file of the sample; None without a file. Raises `ConfigError`."""
@@ -83,7 +85,7 @@ class Given(NamedTuple):
             raise ConfigError(f"--sample {self.sample}: not JSON: {error}") from None
 
 
-def endpoint_of(url: str, settings: Mapping[str, Setting]) -> tuple[Endpoint, Mapping[str, str]]:
+def endpoint_of(url: str, settings: Mapping[str, Any]) -> tuple[Endpoint, Mapping[str, str]]:
     """The endpoint for *url* and the headers for it, by *settings*.
 
     Raises `ConfigError` where `check` would refuse the configuration.
@@ -107,12 +109,11 @@ class Asker(questions.Asker):
         """Words that say that *answer* requires credentials, and what to do; empty if it does not."""
         if not answer.needs_credentials:
             return ""
-        if not self.headers:
-            return (
-                f"it needs credentials ({answer.words}): give them with --header 'Authorization: Bearer ${{TOKEN}}', "
-                "which takes TOKEN from the environment; ${file:PATH} takes a file"
-            )
-        return f"it refuses the credentials that were given, {', '.join(self.headers)} ({answer.words})"
+        others = f" other than {', '.join(self.headers)}" if self.headers else ""
+        return (
+            f"it needs credentials{others} ({answer.words}): give them with --header 'Authorization: Bearer "
+            "${TOKEN}', which takes TOKEN from the environment; ${file:PATH} takes a file"
+        )
 
     async def post(
         self, path: str, body: bytes, header_length: int | None = None, *, is_chunked: bool = False
@@ -130,9 +131,9 @@ class Asker(questions.Asker):
 
 
 @asynccontextmanager
-async def gateway(url: str, settings: Mapping[str, Setting]) -> AsyncIterator[Asker]:
+async def gateway(url: str, settings: Mapping[str, Any]) -> AsyncIterator[Asker]:
     """An asker for a gateway in front of *url*, with *settings*, that is started for this."""
-    text = configuration(url, {**settings, "timeouts": Setting({"total": f"{TRIAL_S:g}s"}, "")})
+    text = configuration(url, {**settings, "timeouts": {"total": f"{TRIAL_S:g}s"}})
     log = logging.getLogger("gateway")
     quiet = logging.NullHandler()
     log.addHandler(quiet)  # the findings say what the gateway would log

@@ -9,7 +9,7 @@ from gateway.backend.endpoints import Said
 from gateway.backend.health import V2_PATH
 from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2
 from gateway.config import Address
-from gateway.doctor.asking import Asker, Given, endpoint_of
+from gateway.doctor.asking import REASONS, Asker, Given, endpoint_of
 from gateway.doctor.model import Model, Straight, describe, described_sample, first_inference, set_models, try_sample
 from gateway.doctor.report import ProblemError, Report, configuration
 from gateway.doctor.server import THE_MODEL, choose_model, meant_by, reach, recognize
@@ -27,30 +27,29 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     Findings go to standard output; with *only_yaml* to standard error, and the configuration alone to standard output.
     Raises `ConfigError` if *url* is not that of a server, or if what is *given* cannot be used.
     """
-    meant = meant_by(url)
+    url, left_out = meant_by(url)
     document = given.document()
-    report = Report(sys.stderr if only_yaml else sys.stdout, given.settings())
-    endpoint, headers = endpoint_of(meant.url, report.settings)
-    report.block(f"{meant.url}, examined by tensor-gateway {__version__}", "")
+    report = Report(sys.stderr if only_yaml else sys.stdout, given.settings(), dict(REASONS))
+    endpoint, headers = endpoint_of(url, report.settings)
+    report.block(f"{url}, examined by tensor-gateway {__version__}", "")
     report.heading("The way to it")
-    if meant.left_out:
+    if left_out:
         report.problem(
-            f"{meant.left_out} at the end of the URL belongs to each request and not to the server's address: "
-            f"give {meant.url}"
+            f"{left_out} at the end of the URL belongs to each request and not to the server's address: give {url}"
         )
     try:
         asker, first = await reach(endpoint, headers, report)
         if given.path is None:
             said = await recognize(asker, first, report)
-            tried = Model(await choose_model(asker, said.dialect, model or meant.model, report))
-            tried, straight = await _first_inference(meant.url, asker, said.dialect, tried, report)
+            tried = Model(await choose_model(asker, said.dialect, model, report))
+            tried, straight = await _first_inference(url, asker, said.dialect, tried, report)
         else:
             said, tried = Said(TEMPLATE), Model(model or THE_MODEL)
             report.heading(f"POST {given.path}")
             document = document if given.sample else await described_sample(asker, given.path)
             straight = await try_sample(asker, given.path, document, tried.name, report)
         await _find_health(asker, said.dialect if straight is None else straight.dialect, tried.name, report)
-        await cross(meant.url, asker, tried, straight, report)
+        await cross(url, asker, tried, straight, report)
     except ProblemError as error:
         report.problem(str(error))
         return UNUSABLE
@@ -59,10 +58,10 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
         return UNUSABLE
     add_grpc(report)
     report.table("What clients can do through the gateway", report.abilities)
-    endpoint_of(meant.url, report.settings)  # raises for a configuration that `check` would refuse
-    found = f"In front of {said.title or 'a server'} at {meant.url}, as `tensor-gateway doctor` found it on "
-    listen, admin = (_address(port, meant.url) for port in (8080, 9090))
-    file = configuration(meant.url, report.settings, listen, admin, f"{found}{datetime.now(UTC):%Y-%m-%d}")
+    endpoint_of(url, report.settings)  # raises for a configuration that `check` would refuse
+    found = f"In front of {said.title or 'a server'} at {url}, as `tensor-gateway doctor` found it on "
+    listen, admin = (_address(port, url) for port in (8080, 9090))
+    file = configuration(url, report.settings, report.reasons, listen, admin, f"{found}{datetime.now(UTC):%Y-%m-%d}")
     if only_yaml:
         sys.stdout.write(file)
     else:

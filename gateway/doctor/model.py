@@ -210,7 +210,6 @@ def _set(dialect: str, model: str, block: Mapping[str, Any], report: Report) -> 
             report.note(words)
         else:
             report.problem(words)
-            report.caveat = ", if the datatypes that were guessed are right"
     if block := {key: value for key, value in block.items() if value}:
         report.set("models", {"*" if dialect == MLFLOW else model: block}, why)
 

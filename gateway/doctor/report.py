@@ -8,7 +8,8 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TextIO
+from types import MappingProxyType
+from typing import Any, TextIO
 
 import yaml
 
@@ -17,14 +18,6 @@ WIDTH = 110
 
 MAX_CHARACTERS = 2000
 """How many characters of a finding are printed; only quoted words of a server can make one longer."""
-
-
-class Setting(NamedTuple):
-    """A key of the backend that should be set."""
-
-    value: Any
-    why: str
-    """A few words, for the comment in the file."""
 
 
 class ProblemError(Exception):
@@ -36,12 +29,12 @@ class Report:
     """Prints findings as they come, and remembers what to do about them."""
 
     out: TextIO
-    settings: dict[str, Setting]
-    """Keys of the backend, such as `nonfinite`."""
+    settings: dict[str, Any]
+    """Keys of the backend that should be set, such as `nonfinite`, with their values."""
+    reasons: dict[str, str]
+    """Why these keys should be set, in a few words, for the comments in the file."""
     abilities: list[tuple[str, str]] = field(default_factory=list)
     """What clients can do: what, and whether."""
-    caveat: str = ""
-    """What else must be right so that clients get right values, in words."""
     has_problem: bool = False
     infers: bool = False
     """Whether an inference has crossed the gateway."""
@@ -64,8 +57,8 @@ class Report:
         self._print("  problem  ", words)
 
     def set(self, key: str, value: Any, why: str) -> None:
-        """Note that the backend's *key* should have *value*; see `Setting`."""
-        self.settings[key] = Setting(value, why)
+        """Note that the backend's *key* should have *value*, and why."""
+        self.settings[key], self.reasons[key] = value, why
 
     def advise(self, key: str, value: Any, why: str, more: str = "") -> None:
         """Note that the backend's *key* should have *value*, and print *why*, which is what the server does."""
@@ -102,7 +95,8 @@ class Report:
 
 def configuration(
     endpoint: str,
-    settings: Mapping[str, Setting],
+    settings: Mapping[str, Any],
+    reasons: Mapping[str, str] = MappingProxyType({}),
     listen: str = "127.0.0.1:0",
     admin: str = "127.0.0.1:0",
     found: str = "",
@@ -110,9 +104,9 @@ def configuration(
     """The file that puts the gateway in front of *endpoint*; *found* says what that is, for its first line."""
     lines = [f"# {found}", f"listen: {listen}", f"admin: {admin}"]
     lines += ["backends:", "  default:", f"    endpoints: [{_quoted(endpoint)}]"]
-    for key, setting in settings.items():
+    for key, value in settings.items():
         n_levels = 3 if key == "models" else 0  # a line for each input and output
-        lines += [f"    # {setting.why}", *(f"    {line}" for line in _lines(key, setting.value, n_levels))]
+        lines += [f"    # {reasons.get(key, '')}", *(f"    {line}" for line in _lines(key, value, n_levels))]
     return "\n".join(lines) + "\n"
 
 

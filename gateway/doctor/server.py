@@ -8,8 +8,6 @@ import asyncio
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
-from urllib.parse import unquote
 
 from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Endpoint, Said
@@ -40,8 +38,6 @@ _URL = re.compile(
 )
 """The URL of a server, and the end of its path if it belongs to some protocol."""
 
-_MODEL = re.compile(r"/v[12]/models/([^/:]+)")
-
 _REFUSED_BY_A_GATEWAY = "/v2/models/a%2Fb"
 """A path that the gateway refuses in its own words, by which a gateway is recognized."""
 
@@ -62,23 +58,11 @@ _UNKNOWN = (
 )
 
 
-class Meant(NamedTuple):
-    """The meaning of a URL that a user has typed."""
-
-    url: str
-    """Scheme, host, port, and maybe a path."""
-    model: str
-    """The model that the URL names; mostly empty."""
-    left_out: str
-    """The end of its path, which belongs to the protocol."""
-
-
-def meant_by(url: str) -> Meant:
-    """The meaning of *url*."""
+def meant_by(url: str) -> tuple[str, str]:
+    """The server's part of a *url* that a user has typed, and the end of its path, which belongs to the protocol."""
     match = _URL.fullmatch(url if "://" in url else f"http://{url}")
     base, end = match.groups(default="") if match is not None else (url, "")
-    model = _MODEL.search(end)
-    return Meant(base.rstrip("/"), unquote(model[1]) if model else "", end)
+    return base.rstrip("/"), end
 
 
 # The way to it

@@ -19,7 +19,7 @@ from gateway.client.listeners import has_grpc
 from gateway.codec import Kind
 from gateway.doctor.asking import Asker, gateway
 from gateway.doctor.model import Model, Straight
-from gateway.doctor.report import Report, Setting, as_yaml
+from gateway.doctor.report import Report, as_yaml
 from gateway.doctor.tensors import (
     Tensor,
     UnreadableError,
@@ -115,8 +115,7 @@ class Crossing:
 
     async def post(self, *request: Any, **settings: Any) -> Answer:
         """The answer to an inference, body and header length, through a gateway that also has *settings*."""
-        added = {key: Setting(value, "") for key, value in settings.items()}
-        async with gateway(self.url, {**self.report.settings, **added}) as asker:
+        async with gateway(self.url, {**self.report.settings, **settings}) as asker:
             return await asker.post(f"{self.model.path}/infer", *request)
 
     async def infer(self, inputs: Sequence[Tensor], **members: Any) -> Answer:
@@ -143,7 +142,7 @@ class Crossing:
         self.report.infers = True
         if same(outputs, self.straight.outputs):
             self.report.ok("the trial inference gives the same values in binary through the gateway, bit for bit")
-            self.report.can("infer in binary", f"yes, with the same values as straight in JSON{self.report.caveat}")
+            self.report.can("infer in binary", "yes, with the same values as straight in JSON")
         else:
             self.report.note(
                 "the trial inference gives other values through the gateway than straight. If the model always answers "
@@ -181,11 +180,12 @@ class Crossing:
         The keys with which the server takes them are found out and set, if it does not read binary itself.
         """
         wishes, inputs = await self._wishes(), self.straight.inputs
-        is_transcoded = "binary" not in self.report.settings
-        if is_transcoded and (wishes or self.is_v2):
+        if "binary" not in self.report.settings and (wishes or self.is_v2):
             self.report.heading("What it takes in JSON")
-        if is_transcoded and self.is_v2:
-            await self._find_members()
+            if self.is_v2:
+                await self._find_members()
+            for wish in wishes:
+                await self._find_value(wish)
         in_json = [{**each.member, "data": each.values} for each in inputs]
         self._can("infer in JSON", await self.post(json.dumps({"inputs": in_json}).encode()))
         listed = [{"name": output.name, "parameters": {"binary_data": True}} for output in self.straight.outputs]
@@ -195,8 +195,6 @@ class Crossing:
             is_undescribed = answer.status == 400 and "metadata" in answer.words
             self._can("send raw bytes (curl)", answer, more=". `models` can describe them" if is_undescribed else "")
         for wish in wishes:
-            if is_transcoded:
-                await self._find_value(wish)
             self._can(f"send {wish.what}", await self.infer(wish.inputs), wish.key)
 
     async def _find_value(self, wish: Wish) -> None:
@@ -246,8 +244,8 @@ class Crossing:
 
     def _can(self, what: str, answer: Answer, key: str = "", more: str = "") -> None:
         """Add a row for a request whose *answer* may have needed the backend's *key*."""
-        setting = self.report.settings.get(key)
-        with_it = "" if setting is None else f", with `{key}: {as_yaml(setting.value)}`"
+        value = self.report.settings.get(key)
+        with_it = "" if value is None else f", with `{key}: {as_yaml(value)}`"
         self.report.can(what, f"yes{with_it}" if answer.status == 200 else f"no: {answer.words}{more}")
 
 
