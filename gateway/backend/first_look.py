@@ -55,9 +55,6 @@ _TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # the first bytes of reco
 _AS = {TENSORFLOW: "TensorFlow Serving and KServe's V1 protocol do", MLFLOW: "MLflow's scoring server does"}
 """Words for messages: which servers answer in each dialect."""
 
-AT_ONCE = 8
-"""How many endpoints are looked at at the same time: each look may be a handshake."""
-
 _UNKNOWN = (
     "not a server of a protocol that the gateway knows? If only its metadata is missing, inferences pass all the same"
 )
@@ -86,25 +83,24 @@ class Finding(NamedTuple):
 
 async def look_at(config: Config, gateway: str) -> None:
     """Look at all endpoints of *config*, and log each finding. *gateway* is this gateway's name in `Via`."""
-    free = asyncio.Semaphore(AT_ONCE)
-    await asyncio.gather(*(_look_at(name, backend, gateway, free) for name, backend in config.backends.items()))
+    await asyncio.gather(*(_look_at(name, backend, gateway) for name, backend in config.backends.items()))
 
 
-async def _look_at(name: str, backend: Backend, gateway: str, free: asyncio.Semaphore) -> None:
+async def _look_at(name: str, backend: Backend, gateway: str) -> None:
     urls = backend.endpoints
     with suppress(ConfigError):  # files have changed since the start; requests report this
         # in a thread, because loading the system's authorities takes 20 ms
         tls = await asyncio.to_thread(TlsContext, f"backends.{name}.tls", backend.tls) if uses_tls(urls) else None
         fields = BackendHeaders(backend.headers.set, backend.headers.remove).probing("first look")
         fields.append(("Via", f"1.1 {gateway}"))
-        await asyncio.gather(*(_look(name, backend, Endpoint.parse(url, tls), fields, free) for url in urls))
+        await asyncio.gather(*(_look(name, backend, Endpoint.parse(url, tls), fields) for url in urls))
 
 
-async def _look(name: str, backend: Backend, endpoint: Endpoint, fields: Fields, free: asyncio.Semaphore) -> None:
+async def _look(name: str, backend: Backend, endpoint: Endpoint, fields: Fields) -> None:
     """Look at *endpoint*, and log the finding."""
     connections = own_connections(name, backend.timeouts.connect)
     try:
-        async with free, asyncio.timeout(LOOK_S):
+        async with asyncio.timeout(LOOK_S):
             endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
             finding = await _find(backend, endpoint, Asker(connections, endpoint, fields).get)
     except TimeoutError:
@@ -129,8 +125,7 @@ async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
     try:
         answer = await get("/v2")
     except NoAnswerError as error:
-        until_then = " Until then requests get 503" if _is_refused(error) and len(backend.endpoints) == 1 else ""
-        return Finding(BAD, f"{await why_no_answer(endpoint, error)}{until_then}")
+        return Finding(BAD, await why_no_answer(endpoint, error))
     if backend.dialect == TEMPLATE:
         return Finding(GOOD, f"answers HTTP ({answer.status_line})")
     said = Said("", answers=_said(endpoint, answer))
@@ -154,7 +149,7 @@ async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
 async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
     """Why `GET /v2` at *endpoint*, whose addresses must be known, ended with *error*, in words."""
     path = f"{endpoint.base_path}/v2"
-    if _is_refused(error):
+    if error.why == os.strerror(errno.ECONNREFUSED):
         return f"nothing listens on port {endpoint.port} there; is the server up?"
     if error.kind is ErrorKind.UNREACHABLE:
         return f"cannot be reached: {error.why}"
@@ -171,11 +166,6 @@ async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
     closed = f"it closed the connection without an answer to GET {path}"
     # many servers end a handshake without saying why
     return closed if endpoint.tls is None else f"{closed}; if it wants a client certificate, {_CLIENT_CERTIFICATE}"
-
-
-def _is_refused(error: NoAnswerError) -> bool:
-    """Whether nothing listens at an endpoint whose question has ended with *error*."""
-    return error.why == os.strerror(errno.ECONNREFUSED)
 
 
 async def _speaks_http2(endpoint: Endpoint) -> bool:

@@ -22,9 +22,6 @@ from gateway.errors import ErrorKind
 MAX_BODY_BYTES = 64 * 1024
 """How many bytes of an answer's body are read by default; also how many are looked at to recognize a server."""
 
-MAX_VERSION_BYTES = 100
-"""The longest text that can be a version."""
-
 MAX_WORDS = 300
 """How many characters of a server's error are repeated."""
 
@@ -152,41 +149,37 @@ class Asker:
         """
         asked = f"{self.endpoint.url}: no answer to {method} {path}"
         within_s = within_s or self.within_s
+        lines = [f"{method} {self.endpoint.base_path}{path} HTTP/1.1", f"Host: {self.endpoint.authority}"]
+        lines += [f"{name}: {value}" for name, value in (*self.fields, *fields)]
+        head = "\r\n".join([*lines, "Connection: close", "", ""]).encode()
+        clock, wire = asyncio.get_running_loop(), None
         try:
             async with asyncio.timeout(within_s):
-                return await self._ask(method, path, body, fields)
+                wire = await self.connections.connect(self.endpoint)
+                certificate = (wire.transport and wire.transport.get_extra_info("peercert")) or {}
+                began_s = clock.time()
+                wire.begin(method, head + body)
+                answer = wire.answer
+                assert answer is not None
+                came = await answer.read_head()
+                received = bytearray()
+                while len(received) < self.max_bytes and (chunk := await answer.read_body()):
+                    received += chunk
+            took_s = clock.time() - began_s
+            return Answer(came.code, came.reason, bytes(received), came.headers.first, took_s, len(body), certificate)
         except TimeoutError:
             within = f"within {within_s:g} s"
             raise NoAnswerError(ErrorKind.TIMEOUT, f"{asked} {within}", f"no answer {within}") from None
         except LostError as error:
-            why = str(error) or "the connection was closed before the answer was complete"
+            refused = None if wire is None else wire.why_certificate_was_refused()
+            why = refused or "the connection was closed before the answer was complete"
             raise NoAnswerError(ErrorKind.UPSTREAM_CLOSED, f"{asked}: {why}", why) from error
         except NotHttpError as error:
             why = f"the answer is not HTTP: {shortened(str(error))}"
             raise NoAnswerError(ErrorKind.MALFORMED_RESPONSE, f"{asked}: {why}", why) from error
-
-    async def _ask(self, method: str, path: str, body: bytes, fields: Sequence[tuple[str, str]]) -> Answer:
-        lines = [f"{method} {self.endpoint.base_path}{path} HTTP/1.1"]
-        own = ("Host", self.endpoint.authority), *self.fields, ("Connection", "close")
-        lines += [f"{name}: {value}" for name, value in (*own, *fields)]
-        clock = asyncio.get_running_loop()
-        wire = await self.connections.connect(self.endpoint)
-        certificate = (wire.transport and wire.transport.get_extra_info("peercert")) or {}
-        began_s = clock.time()
-        try:
-            wire.begin(method, "\r\n".join([*lines, "", ""]).encode() + body)
-            answer = wire.answer
-            assert answer is not None
-            head = await answer.read_head()
-            received = bytearray()
-            while len(received) < self.max_bytes and (chunk := await answer.read_body()):
-                received += chunk
-        except LostError:
-            raise LostError(wire.why_certificate_was_refused() or "") from None
         finally:
-            wire.abort()
-        took_s = clock.time() - began_s
-        return Answer(head.code, head.reason, bytes(received), head.headers.first, took_s, len(body), certificate)
+            if wire is not None:
+                wire.abort()
 
 
 def said_of_v2(answer: Answer) -> Said:
@@ -198,12 +191,6 @@ def said_of_v2(answer: Answer) -> Said:
         return Said("", answers=f"GET /v2 got {answer.status_line}")
     title = f"{name} {version if isinstance(version, str) else ''}".strip()
     return Said(V2, isinstance(extensions, list) and EXTENSION in extensions, shortened(title))
-
-
-def _is_version(answer: Answer) -> bool:
-    """Whether *answer* to `GET /version` is a text such as `3.17.0`, as MLflow's server gives it."""
-    text = answer.body.strip()
-    return answer.status == 200 and not answer.is_html and text[:1].isdigit() and len(text) <= MAX_VERSION_BYTES
 
 
 async def recognized(first: Answer, get: Get) -> Said:
@@ -239,7 +226,8 @@ async def ask_other_dialect(get: Get) -> Said:
     came.append(f"GET /ping {ping.status_line}")
     if ping.status == 200:
         version = await get("/version")
-        if _is_version(version):
-            return Said(MLFLOW, title=f"MLflow {shortened(version.body.decode(errors='replace').strip())}")
+        text = version.body.decode(errors="replace").strip()
+        if version.status == 200 and not version.is_html and text[:1].isdigit():
+            return Said(MLFLOW, title=f"MLflow {shortened(text)}")
         came.append(f"GET /version {version.status_line}")
     return Said("", answers=", ".join(came))
