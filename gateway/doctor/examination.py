@@ -83,7 +83,7 @@ async def _first_inference(
     if not model.name:
         return model, None
     report.heading("Its model" if model.name == THE_MODEL else f"Model {model.name}")
-    model = await describe(url, asker, model, report)
+    model = await describe(url, model, report)
     try:
         straight = await first_inference(asker, dialect, model)
     except ProblemError as error:

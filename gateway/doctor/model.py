@@ -28,7 +28,7 @@ OUTPUT = "output"
 
 _UNDESCRIBED = {
     V2: (Declared("x", "FP32", (-1, -1)), Declared("INPUT0", "FP32", (-1, -1)), Declared("x", "BYTES", (-1,))),
-    TENSORFLOW: (Declared("", "FP32", (-1, -1)),),
+    TENSORFLOW: (Declared(NAMELESS_INPUT, "FP32", (-1, -1)),),
     MLFLOW: (Declared("", "FP32", (-1, -1)),),
 }
 """The inputs that are tried with a model of which nothing is known, one at a time."""
@@ -60,7 +60,7 @@ class Straight(NamedTuple):
     """The inputs, as they were sent."""
     outputs: tuple[Tensor, ...]
     form: str = ""
-    """The `format` of the configuration; empty for V2 and for templates."""
+    """The `format` of the configuration, where it is not the default."""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -71,7 +71,7 @@ class Straight(NamedTuple):
 # What the server says
 
 
-async def describe(url: str, asker: Asker, model: Model, report: Report) -> Model:
+async def describe(url: str, model: Model, report: Report) -> Model:
     """*model* with what its server says of it, which is reported; asked through a gateway, in V2 whatever it speaks."""
     async with gateway(url, report.settings) as crossing:
         answer = await crossing.get(model.path)
@@ -102,17 +102,17 @@ def _declared(listed: Any) -> tuple[Declared, ...]:
 
 _FORMS = {
     V2: ((V2, ""), (TENSORFLOW, "row")),  # a server that speaks V2 may have models that only speak KServe's V1
-    TENSORFLOW: ((TENSORFLOW, "columnar"), (TENSORFLOW, "row")),
-    MLFLOW: ((MLFLOW, "inputs"),),
+    TENSORFLOW: ((TENSORFLOW, ""), (TENSORFLOW, "row")),
+    MLFLOW: ((MLFLOW, ""),),
 }
-"""What is tried of a server's models: dialects, and values of `format` in the configuration."""
+"""What is tried of a server's models: dialects, and values of `format` in the configuration; empty: the default."""
 
 
-def _written(form: str, samples: Sequence[Tensor]) -> bytes:
-    """The body of a request in *form*; rows are those of the first tensor."""
+def _written(dialect: str, form: str, samples: Sequence[Tensor]) -> bytes:
+    """The body of a request; rows are those of the first tensor."""
     nested = {each.name: each.nested for each in samples}
     body: dict[str, Any] = {"inputs": nested.get("", nested)}
-    if not form:
+    if dialect == V2:
         body = {"inputs": [{**each.member, "data": each.values} for each in samples]}
     elif form == "row":
         body = {"instances": samples[0].nested}
@@ -125,7 +125,7 @@ async def first_inference(asker: Asker, dialect: str, model: Model) -> Straight:
     for spoken, form in _FORMS[dialect]:
         path = f"{model.path}/infer" if spoken == V2 else DIALECTS[spoken].paths(model.name, None).infer
         for samples in _candidates(spoken, model):
-            body = _written(form, samples)
+            body = _written(spoken, form, samples)
             answer = await _answer_to(asker, path, body)
             if answer.is_good:
                 outputs = _outputs_of(answer, spoken, model)
@@ -183,12 +183,10 @@ def set_models(straight: Straight, model: Model, report: Report) -> None:
     """Set `models` to what the server does not say of *model*."""
     if straight.dialect == V2 and model.has_metadata:
         return
-    # `inputs` is the only form in which an input may be without a name
-    inputs = straight.samples if straight.form == "inputs" else straight.inputs
     known = [declared.name for declared in model.outputs]
     block = {
-        "format": "row" if straight.form == "row" else "",
-        "inputs": {} if model.inputs else described(inputs),
+        "format": straight.form,
+        "inputs": {} if model.inputs else described(straight.samples),
         "outputs": described(output for output in straight.outputs if output.name not in known),
     }
     _set(straight.dialect, model.name, block, report)

@@ -191,9 +191,7 @@ class Crossing:
         listed = [{"name": output.name, "parameters": {"binary_data": True}} for output in self.straight.outputs]
         self._can("send an id, list outputs", await self.infer(inputs, id="1", outputs=listed), "leave_out")
         if len(inputs) == 1 and inputs[0].datatype != "BYTES":
-            answer = await self.post(inputs[0].blob, 0)
-            is_undescribed = answer.status == 400 and "metadata" in answer.words
-            self._can("send raw bytes (curl)", answer, more=". `models` can describe them" if is_undescribed else "")
+            self._can("send raw bytes (curl)", await self.post(inputs[0].blob, 0))
         for wish in wishes:
             self._can(f"send {wish.what}", await self.infer(wish.inputs), wish.key)
 
@@ -242,11 +240,11 @@ class Crossing:
         is_unknown = self.is_v2 and not self.model.inputs
         return (sample(first.name, datatype, first.shape), *others) if is_unknown else ()
 
-    def _can(self, what: str, answer: Answer, key: str = "", more: str = "") -> None:
+    def _can(self, what: str, answer: Answer, key: str = "") -> None:
         """Add a row for a request whose *answer* may have needed the backend's *key*."""
         value = self.report.settings.get(key)
         with_it = "" if value is None else f", with `{key}: {as_yaml(value)}`"
-        self.report.can(what, f"yes{with_it}" if answer.status == 200 else f"no: {answer.words}{more}")
+        self.report.can(what, f"yes{with_it}" if answer.status == 200 else f"no: {answer.words}")
 
 
 async def _cost(way: str, infer: Callable[[], Awaitable[Answer]]) -> tuple[str, ...]:
