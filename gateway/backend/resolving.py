@@ -146,32 +146,27 @@ class Names:
         return name.look_up
 
     async def _look_up(self, name: _Name) -> None:
+        before, had_failed = name.addresses, name.error != ""
         try:
-            found = usable_addresses(await look_up(name.host))
+            name.addresses, name.error = usable_addresses(await look_up(name.host)), ""
         except UnicodeError:  # an empty label, or one of more than 63 characters
-            self._fail(name, f"{name.host!r} cannot be a host name")
+            name.error = f"{name.host!r} cannot be a host name"
         except OSError as error:
-            self._fail(name, f"the host name {name.host!r} cannot be resolved: {error.strerror or error}")
-        else:
-            self._succeed(name, found)
+            name.error = f"the host name {name.host!r} cannot be resolved: {error.strerror or error}"
         finally:
             name.look_up = None
+        self._take(name, before, had_failed=had_failed)
 
-    def _fail(self, name: _Name, reason: str) -> None:
-        had_failed, name.error = bool(name.error), reason
-        if not had_failed:
-            shown = first_of(name.addresses, SHOWN_ADDRESSES)
-            result = f"its last known addresses stay in use: {shown}" if shown else "requests to it get 503 until then"
-            log.warning("backend %r: %s; %s", self._backend, reason, result)
-
-    def _succeed(self, name: _Name, found: tuple[str, ...]) -> None:
-        before, name.addresses = name.addresses, found
-        had_failed, name.error = bool(name.error), ""
+    def _take(self, name: _Name, before: Sequence[str], *, had_failed: bool) -> None:
+        """Replace the endpoints if the addresses of *name* have changed, and log what has."""
         is_change = self._names.get(name.host) is name and set(before) != set(name.addresses)
         if is_change:
             self._replace()
-        if had_failed or (is_change and (before or _are_endpoints(name.addresses))):
-            shown = first_of(name.addresses, SHOWN_ADDRESSES)
+        shown = first_of(name.addresses, SHOWN_ADDRESSES)
+        if name.error and not had_failed:
+            result = f"its last known addresses stay in use: {shown}" if shown else "requests to it get 503 until then"
+            log.warning("backend %r: %s; %s", self._backend, name.error, result)
+        elif not name.error and (had_failed or (is_change and (before or _are_endpoints(name.addresses)))):
             was = f" (before: {first_of(before, SHOWN_ADDRESSES)})" if is_change and before else ""
             log.info("backend %r: the host name %r resolves to %s%s", self._backend, name.host, shown, was)
 

@@ -16,9 +16,6 @@ import yaml
 WIDTH = 110
 """Longer lines are wrapped."""
 
-MAX_CHARACTERS = 2000
-"""How many characters of a finding are printed; only quoted words of a server can make one longer."""
-
 
 class ProblemError(Exception):
     """A problem that ends what was to be found out: the message, a finding, says why."""
@@ -41,7 +38,7 @@ class Report:
 
     def heading(self, text: str) -> None:
         """Begin a group of findings."""
-        self.block(f"\n{_shown(text)}", "")
+        self.block(f"\n{_printable(text)}", "")
 
     def ok(self, words: str) -> None:
         """Print a finding that is as it should be."""
@@ -89,7 +86,7 @@ class Report:
     def _print(self, begin: str, words: str) -> None:
         """Print *words* behind *begin*, wrapped."""
         hang = " " * len(begin)
-        lines = textwrap.wrap(_shown(words), WIDTH - len(begin), break_long_words=False, break_on_hyphens=False)
+        lines = textwrap.wrap(_printable(words), WIDTH - len(begin), break_long_words=False, break_on_hyphens=False)
         self.block(begin + f"\n{hang}".join(lines), "")
 
 
@@ -128,11 +125,6 @@ def _quoted(text: str) -> str:
 def _printable(text: str) -> str:
     """*text* with control characters, which a terminal would obey, escaped as in Python and YAML."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-def _shown(text: str) -> str:
-    """*text* as it is printed: cut, and printable."""
-    return _printable(text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}...")
 
 
 def as_yaml(value: Any) -> str:

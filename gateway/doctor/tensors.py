@@ -237,39 +237,37 @@ class Guess:
         """Where rows have different values that are no tensor, which a template cannot say."""
         self._only = only
         self._has_lists = _has_lists(document)
-        self.body = self._read(document, (), "$")
+        self.body = self._read([document], (), "$", is_rows=False)
         """The document with `$NAME` in place of its tensors, as in `request.body`."""
 
-    def _read(self, value: Any, names: tuple[str, ...], path: str) -> Any:
-        if isinstance(value, dict):
+    def _read(self, values: list[Any], names: tuple[str, ...], path: str, *, is_rows: bool) -> Any:
+        """What stands for *values*, which are all that is at *path*: one value, or that of each row."""
+        first = values[0]
+        if _are_objects(values) and all(value.keys() == first.keys() for value in values):
             return {
-                _escaped(name): self._read(item, (*names, name), path + _step(name)) for name, item in value.items()
+                _escaped(name): self._read(
+                    [value[name] for value in values], (*names, name), path + _step(name), is_rows=is_rows
+                )
+                for name in first
             }
-        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            n_tensors, n_differing = len(self.tensors), len(self.differing)
-            item = self._read_rows(value, names, f"{path}[*]")
-            if len(self.tensors) > n_tensors:
-                return {"$each": item}
-            del self.differing[n_differing:]
-            return _escaped(value)
-        is_tensor = isinstance(value, list) and shape_of(value) is not None
-        if is_tensor or (not self._has_lists and value is not None):
-            return f"${self._tensor(value, names, path)}"
-        return _escaped(value)
-
-    def _read_rows(self, rows: list[Any], names: tuple[str, ...], path: str) -> Any:
-        """What each of *rows* is, which are all of one kind."""
-        if all(isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows):
-            columns = {name: [row[name] for row in rows] for name in rows[0]}
-            return {
-                _escaped(name): self._read_rows(column, (*names, name), path + _step(name))
-                for name, column in columns.items()
-            }
-        if shape_of(rows) is not None and all(row is not None for row in rows):
-            return f"${self._tensor(rows, names, path)}"
-        if any(row != rows[0] for row in rows):
+        if not is_rows and isinstance(first, list) and _are_objects(first):
+            return self._records(first, names, path)
+        data = values if is_rows else first
+        may_be_tensor = isinstance(data, list) or not self._has_lists
+        if may_be_tensor and None not in values and shape_of(data) is not None:
+            return f"${self._tensor(data, names, path)}"
+        if values.count(first) < len(values):
             self.differing.append(path)
-        return _escaped(rows[0])
+        return _escaped(first)
+
+    def _records(self, records: list[Any], names: tuple[str, ...], path: str) -> Any:
+        """What stands for a list of objects: its rows if there are tensors in them, else the list as it is."""
+        n_tensors, n_differing = len(self.tensors), len(self.differing)
+        row = self._read(records, names, f"{path}[*]", is_rows=True)
+        if len(self.tensors) > n_tensors:
+            return {"$each": row}
+        del self.differing[n_differing:]
+        return _escaped(records)
 
     def _tensor(self, values: Any, names: tuple[str, ...], path: str) -> str:
         name = (names[-1] if names else "").lstrip("$") or self._only
@@ -283,6 +281,10 @@ class Guess:
         self.tensors[name] = Tensor(name, datatype, shape_of(values) or (), blob_of(datatype, flat_values))
         self.paths[name] = path
         return name
+
+
+def _are_objects(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, dict) for value in values)
 
 
 def _has_lists(document: Any) -> bool:
