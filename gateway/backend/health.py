@@ -25,9 +25,6 @@ from gateway.policy.health import Condition, Finding, first_round_s, next_round_
 V2_PATH = "/v2/health/ready"
 """The default path of probes for servers of V2, and for servers whose dialect is not known (`dialect: auto`)."""
 
-SHOWN_CHARACTERS = 200
-"""How many characters of a reason a log line repeats; parts of the reason come from the endpoint."""
-
 log = logging.getLogger("gateway")
 
 
@@ -105,8 +102,8 @@ class HealthProbes:
             log.warning("backend %r: %s could not be probed: %s", self._backend, state.url, error.message)
         else:
             is_live = self._dialect is not None and self._dialect.is_live(answer.status, answer.body)
-            words = f"{answer.status:03} {answer.reason}".strip()[:SHOWN_CHARACTERS]
-            self._judge(state, Finding.HEALTHY if is_live else Finding.of(answer.status), words, settings)
+            finding = Finding.HEALTHY if is_live else Finding.of(answer.status)
+            self._judge(state, finding, answer.status_line, settings)
 
     def _judge(self, state: EndpointState, finding: Finding, words: str, settings: Health) -> None:
         before = state.condition
@@ -126,7 +123,7 @@ class HealthProbes:
             n_probes = f"{settings.unhealthy_after} probes" if settings.unhealthy_after > 1 else "a probe"
             log.warning(
                 "backend %r: %s is down: %s of %s failed, the last: %s",
-                *(self._backend, state.url, n_probes, self._path, words[:SHOWN_CHARACTERS]),
+                *(self._backend, state.url, n_probes, self._path, words),
             )
         elif now.is_up and not before.is_up:
             state.note(f"probes get {words}")

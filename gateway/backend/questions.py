@@ -64,7 +64,7 @@ class Answer(NamedTuple):
     @property
     def status_line(self) -> str:
         """Status and reason, made safe and short for a log line."""
-        return shortened(f"{self.status} {self.reason}".strip())
+        return shortened(f"{self.status:03} {self.reason}".strip())
 
     @property
     def is_good(self) -> bool:

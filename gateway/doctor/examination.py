@@ -1,24 +1,66 @@
-"""The order in which the doctor asks, and what it makes of the answers. Not here: the questions themselves."""
+"""The order in which the doctor asks, and the first questions: the way to the server, who it is, and its models.
 
+If a request does not get through, `first_look` explains why, in the same words as the gateway's log. Not here: whether
+inferences work (`model` and `through`), and the conclusions of `dialect: auto` (`backend.questions`).
+"""
+
+import asyncio
+import re
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
 
 from gateway import __version__
-from gateway.backend.endpoints import Said
+from gateway.backend.connections import NoAnswerError
+from gateway.backend.endpoints import Endpoint, Said
+from gateway.backend.first_look import judge, resolved, why_no_answer
 from gateway.backend.health import V2_PATH
-from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2
+from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, TORCHSERVE, V2, Answer, recognized
+from gateway.backend.resolving import at_addresses
+from gateway.certificates import expiry_of
 from gateway.config import Address
-from gateway.doctor.asking import REASONS, Asker, Given, endpoint_of
+from gateway.config.values import first_of, nearest, shortened
+from gateway.doctor.asking import ASK_S, REASONS, Asker, Given, endpoint_of
 from gateway.doctor.model import Model, Straight, describe, described_sample, first_inference, set_models, try_sample
 from gateway.doctor.report import ProblemError, Report, configuration
-from gateway.doctor.server import THE_MODEL, choose_model, meant_by, reach, recognize
 from gateway.doctor.through import add_grpc, cross
-from gateway.errors import GatewayError
+from gateway.errors import ErrorKind, GatewayError
 from gateway.process.ports import is_free
 
 WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
 """Exit codes: it works as it is; it works with the named settings; the server cannot be reached or used."""
+
+MAX_SHOWN = 10
+"""How many models or addresses a line names."""
+
+THE_MODEL = "model"
+"""What the only model of a server is called that gives it no name."""
+
+_URL = re.compile(
+    r"((?:[^/]*//[^/]*)?.*?)(/(?:v2(?=/|$)|v1/models(?=/|$)|invocations$|ping$|predictions(?=/|$)).*)?", re.DOTALL
+)
+"""The URL of a server, and the end of its path if it belongs to some protocol."""
+
+_REFUSED_BY_A_GATEWAY = "/v2/models/a%2Fb"
+"""A path that the gateway refuses in its own words, by which a gateway is recognized."""
+
+_INDEX = "/v2/repository/index"
+_LISTS = {V2: (_INDEX, "/v2/models"), TENSORFLOW: ("/v1/models",)}
+"""What lists models: the index of Triton and MLServer is a list of objects, the others have a member `models`."""
+
+_SPEAKS = {
+    V2: "it speaks the V2 (Open Inference) protocol",
+    TENSORFLOW: "it speaks the REST API of TensorFlow Serving, which is KServe's V1 protocol",
+    MLFLOW: "it is MLflow's scoring server",
+}
+
+_UNKNOWN = (
+    "it is no server that the gateway can stand in front of: {}. It speaks neither V2 nor the JSON of TensorFlow "
+    "Serving or MLflow. With --path, where it takes inferences, and --sample, a file with what it takes there, this "
+    "command writes a description of it for the gateway"
+)
 
 
 async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int:
@@ -27,7 +69,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     Findings go to standard output; with *only_yaml* to standard error, and the configuration alone to standard output.
     Raises `ConfigError` if *url* is not that of a server, or if what is *given* cannot be used.
     """
-    url, left_out = meant_by(url)
+    url, left_out = _meant_by(url)
     document = given.document()
     report = Report(sys.stderr if only_yaml else sys.stdout, given.settings(), dict(REASONS))
     endpoint, headers = endpoint_of(url, report.settings)
@@ -38,10 +80,10 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
             f"{left_out} at the end of the URL belongs to each request and not to the server's address: give {url}"
         )
     try:
-        asker, first = await reach(endpoint, headers, report)
+        asker, first = await _reach(endpoint, headers, report)
         if given.path is None:
-            said = await recognize(asker, first, report)
-            tried = Model(await choose_model(asker, said.dialect, model, report))
+            said = await _recognize(asker, first, report)
+            tried = Model(await _choose_model(asker, said.dialect, model, report))
             tried, straight = await _first_inference(url, asker, said.dialect, tried, report)
         else:
             said, tried = Said(TEMPLATE), Model(model or THE_MODEL)
@@ -70,10 +112,124 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     return WORKS if report.works_as_it_is else WORKS_WITH
 
 
+def _meant_by(url: str) -> tuple[str, str]:
+    """The server's part of a *url* that a user has typed, and the end of its path, which belongs to the protocol."""
+    match = _URL.fullmatch(url if "://" in url else f"http://{url}")
+    base, end = match.groups(default="") if match is not None else (url, "")
+    return base.rstrip("/"), end
+
+
 def _address(first: int, url: str) -> str:
     """A loopback address to listen on: the *first* port, or a later one, that is free and not the server's at *url*."""
     addresses = [Address(f"127.0.0.1:{port}") for port in range(first, first + 40, 10)]
     return next((each for each in addresses if each.port != urlsplit(url).port and is_free(each)), addresses[0])
+
+
+# The way to it
+
+
+async def _reach(endpoint: Endpoint, headers: Mapping[str, str], report: Report) -> tuple[Asker, Answer]:
+    """Reach the server: returns an asker for it, which sends *headers*, and its answer to `GET /v2`.
+
+    Raises `ProblemError`.
+    """
+    endpoint = endpoint if endpoint.addresses else await _looked_up(endpoint, report)
+    asker = Asker(endpoint, headers)
+    try:
+        answer = await asker.get("/v2")
+    except NoAnswerError as error:
+        is_slow = error.kind is ErrorKind.TIMEOUT
+        raise ProblemError(str(error) if is_slow else await why_no_answer(endpoint, error)) from None
+    with suppress(NoAnswerError):
+        refusal = await asker.get(_REFUSED_BY_A_GATEWAY)
+        if refusal.headers.get("proxy-status", "").startswith("tensor-gateway"):
+            raise ProblemError("this is a tensor-gateway: name the inference server behind it")
+    if unauthorized := asker.why_unauthorized(answer):
+        raise ProblemError(unauthorized)
+    report.ok(f"{endpoint.authority} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
+    expires_at = expiry_of(dict(answer.certificate))
+    if expires_at is not None:
+        report.ok(f"its certificate is accepted, and valid until {expires_at:%Y-%m-%d}")
+    return asker, answer
+
+
+async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
+    """*endpoint* with the addresses of its name, which are reported. Raises `ProblemError`."""
+    host = endpoint.host
+    try:
+        async with asyncio.timeout(ASK_S):
+            found = await resolved(endpoint)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or f"no answer within {ASK_S:g} s"
+        raise ProblemError(f"the name {host} cannot be looked up: {reason}") from None
+    report.ok(f"{host} is {first_of(found.addresses, MAX_SHOWN)}")
+    if len(at_addresses(endpoint, found.addresses)) > 1:
+        report.note("to the gateway each address is a server of its own; one of them is examined here")
+    return found
+
+
+# Who it is
+
+
+async def _recognize(asker: Asker, first: Answer, report: Report) -> Said:
+    """Which server answers; *first* is its answer to `GET /v2`. Raises `ProblemError` and `NoAnswerError`."""
+    report.heading("The server")
+    said = await recognized(first, asker.get)
+    if not said.dialect:
+        finding = await judge(asker.endpoint, first)
+        raise ProblemError(finding.words if finding is not None else _UNKNOWN.format(said.answers))
+    words = _SPEAKS[said.dialect]
+    if said.title == TORCHSERVE:
+        words = f"with service_envelope=kservev2 in its config.properties {words}"
+    report.ok(f"{said.title}: {words}" if said.title else words)
+    if said.is_binary:
+        report.note(
+            "it says that it reads binary tensors itself (binary_tensor_data): clients can use it without a gateway, "
+            "and a gateway in front of it can pass binary through as it is"
+        )
+        report.set("binary", "auto", "binary passes through as it is, as long as the server says that it reads it")
+    if said.dialect != V2:
+        report.set("dialect", said.dialect, "what the server speaks")
+    return said
+
+
+async def _choose_model(asker: Asker, dialect: str, asked_for: str, report: Report) -> str:
+    """The model to try: *asked_for*, or the server's only one; else empty, and the report says why."""
+    if dialect == MLFLOW:
+        return asked_for or THE_MODEL
+    models: list[str] = []
+    for path in _LISTS[dialect]:
+        models = models or await _listed(asker, path)
+    shown = first_of([*map(shortened, models)], MAX_SHOWN)
+    if asked_for:
+        if not models or asked_for in models:
+            return asked_for
+        close = nearest(asked_for, models)
+        meant = f", did you mean {close!r}?" if close else "."
+        report.problem(f"it has no model {shortened(asked_for)!r}{meant} Its models: {shown}")
+    elif len(models) == 1:
+        return models[0]
+    elif models:
+        report.note(f"its models: {shown}. To try one: --model {models[0]}")
+    else:
+        report.note("it does not list its models: to try one, name it with --model")
+    return ""
+
+
+async def _listed(asker: Asker, path: str) -> list[str]:
+    """The models in the answer to *path*, one of `_LISTS`; empty if the answer lists none."""
+    try:
+        if path == _INDEX:
+            names = [entry.get("name") for entry in (await asker.post(path, b"{}")).json]
+        else:
+            names = (await asker.get(path)).member("models")
+    except (NoAnswerError, TypeError, AttributeError):
+        return []
+    listed = names if isinstance(names, list) else []
+    return list(dict.fromkeys(name for name in listed if isinstance(name, str) and name))
+
+
+# Its model and its health
 
 
 async def _first_inference(

@@ -29,7 +29,7 @@ OUTPUT = "output"
 _UNDESCRIBED = {
     V2: (Declared("x", "FP32", (-1, -1)), Declared("INPUT0", "FP32", (-1, -1)), Declared("x", "BYTES", (-1,))),
     TENSORFLOW: (Declared(NAMELESS_INPUT, "FP32", (-1, -1)),),
-    MLFLOW: (Declared("", "FP32", (-1, -1)),),
+    MLFLOW: (Declared(NAMELESS_INPUT, "FP32", (-1, -1)),),
 }
 """The inputs that are tried with a model of which nothing is known, one at a time."""
 
@@ -56,16 +56,10 @@ class Straight(NamedTuple):
     dialect: str
     path: str
     body: bytes
-    samples: tuple[Tensor, ...]
-    """The inputs, as they were sent."""
+    inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     form: str = ""
     """The `format` of the configuration, where it is not the default."""
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The inputs as a client of the gateway sends them; they have names."""
-        return tuple(replace(each, name=each.name or NAMELESS_INPUT) for each in self.samples)
 
 
 # What the server says
@@ -110,12 +104,11 @@ _FORMS = {
 
 def _written(dialect: str, form: str, samples: Sequence[Tensor]) -> bytes:
     """The body of a request; rows are those of the first tensor."""
-    nested = {each.name: each.nested for each in samples}
-    body: dict[str, Any] = {"inputs": nested.get("", nested)}
+    body: dict[str, Any] = {"inputs": {each.name: each.nested for each in samples}}
     if dialect == V2:
         body = {"inputs": [{**each.member, "data": each.values} for each in samples]}
-    elif form == "row":
-        body = {"instances": samples[0].nested}
+    elif form == "row" or dialect == MLFLOW:  # what MLflow calls its input is not known
+        body = {"instances" if form else "inputs": samples[0].nested}
     return json.dumps(body).encode()
 
 
@@ -184,9 +177,12 @@ def set_models(straight: Straight, model: Model, report: Report) -> None:
     if straight.dialect == V2 and model.has_metadata:
         return
     known = [declared.name for declared in model.outputs]
+    inputs = described(straight.inputs)
+    if straight.dialect == MLFLOW:
+        inputs = {"": inputs[NAMELESS_INPUT]}
     block = {
         "format": straight.form,
-        "inputs": {} if model.inputs else described(straight.samples),
+        "inputs": {} if model.inputs else inputs,
         "outputs": described(output for output in straight.outputs if output.name not in known),
     }
     _set(straight.dialect, model.name, block, report)

@@ -40,7 +40,7 @@ class Declared:
     @property
     def words(self) -> str:
         """Such as `x FP32 [-1, 4]`."""
-        return f"{self.name or '(no name)'} {self.datatype} {list(self.shape)}"
+        return f"{self.name} {self.datatype} {list(self.shape)}"
 
     @property
     def member(self) -> dict[str, Any]:

@@ -8,9 +8,8 @@ here: requests that go straight to the server (`model`).
 import json
 import math
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.backend.connections import NoAnswerError
@@ -31,7 +30,7 @@ from gateway.doctor.tensors import (
 )
 
 ROUNDS = 5
-"""How often each way is measured; the median counts."""
+"""How often each way is measured, after a first time that does not count."""
 
 _NO_TEXT = b"\xff\x00"  # not UTF-8
 
@@ -155,23 +154,27 @@ class Crossing:
         """Find out whether the server reads and writes binary tensors itself, though it does not say so."""
         outputs = await self.outputs(self.straight.inputs, binary="always")
         if outputs is not None and same(outputs, self.straight.outputs):
-            self.report.note(
-                "it reads binary tensors itself, though it does not say so: clients can use it without a gateway, or "
-                "the gateway passes them through: `binary: always`"
-            )
-            self.report.set("binary", "always", "it reads binary itself, though it does not say so")
+            why = "it reads binary itself, though it does not say so"
+            self.report.advise("binary", "always", why, ", or clients can use it without a gateway")
         else:
             self.report.ok("it refuses binary tensors: this is what the gateway is for")
 
     async def measure(self, asker: Asker) -> None:
-        """Report what the inference takes straight, from *asker*, and in binary."""
+        """Report what the inference takes straight, from *asker*, and in binary: median time, and bytes each way."""
         path, body = self.straight.path, self.straight.body
+        request = binary_request(self.straight.inputs)
         async with gateway(self.url, self.report.settings) as crossing:
-            in_binary = partial(crossing.post, f"{self.model.path}/infer", *binary_request(self.straight.inputs))
-            ways = [
-                await _cost("JSON, straight", partial(asker.post, path, body)),
-                await _cost("binary, through the gateway", in_binary),
-            ]
+            answers = {
+                "JSON, straight": [await asker.post(path, body) for _ in range(1 + ROUNDS)],
+                "binary, through the gateway": [
+                    await crossing.post(f"{self.model.path}/infer", *request) for _ in range(1 + ROUNDS)
+                ],
+            }
+        ways = []
+        for way, (_, *counted) in answers.items():
+            median_ms = statistics.median(answer.seconds for answer in counted) * 1000
+            sizes = f"{counted[-1].sent_bytes:,} bytes sent", f"{len(counted[-1].body):,} bytes back"
+            ways.append((way, f"{median_ms:.1f} ms", *sizes))
         self.report.table("What this small inference takes: the median of five", ways)
 
     async def try_others(self) -> None:
@@ -245,14 +248,6 @@ class Crossing:
         value = self.report.settings.get(key)
         with_it = "" if value is None else f", with `{key}: {as_yaml(value)}`"
         self.report.can(what, f"yes{with_it}" if answer.status == 200 else f"no: {answer.words}")
-
-
-async def _cost(way: str, infer: Callable[[], Awaitable[Answer]]) -> tuple[str, ...]:
-    """A row of the table: the median time of *infer*, the same request each time, and the bytes each way."""
-    answers = [await infer() for _ in range(1 + ROUNDS)]
-    median_s = statistics.median(answer.seconds for answer in answers[1:])
-    last = answers[-1]
-    return way, f"{median_s * 1000:.1f} ms", f"{last.sent_bytes:,} bytes sent", f"{len(last.body):,} bytes back"
 
 
 def add_grpc(report: Report) -> None:
