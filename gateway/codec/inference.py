@@ -83,8 +83,8 @@ class Tensor(msgspec.Struct):
     datatype: Datatype
     shape: tuple[int, ...]
     blob: memoryview
-    content_type: bytes = b""
-    """As JSON text, where the client names another content type than base64 for BYTES (protocol 3.5); else empty."""
+    is_base64: bool = False
+    """Whether its elements, of BYTES, go out in base64 (protocol 3.5)."""
 
     def __str__(self) -> str:
         """How errors call it."""

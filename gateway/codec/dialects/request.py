@@ -19,15 +19,15 @@ from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2.declarations import declaration
 from gateway.codec.v2.messages import Request, label_of_entry, text_of
-from gateway.codec.v2.request import CHECKED_TENSORS, check_finite
+from gateway.codec.v2.request import check_finite
 from gateway.codec.v2.request_reading import (
+    CHECKED_TENSORS,
     RequestReading,
     Reserve,
-    announced,
     id_of,
+    read_inputs,
     reserve_nothing,
     select,
-    source,
 )
 from gateway.errors import CodecError
 
@@ -69,20 +69,18 @@ class DialectRequest(msgspec.Struct, frozen=True):
         _check_outputs(request)
         inputs: list[Tensor] = []
         in_json: dict[str, bool] = {}
-        for index, entry in enumerate(request["inputs"]):
-            values = source(entry, index)
-            if values is None:
+        for index, (entry, source) in enumerate((yield from read_inputs(request, text.blobs))):
+            if source is None:
                 label = label_of_entry(entry, "input", index)
                 raise CodecError(f"{label}: this backend cannot read shared memory; send its values")
-            if isinstance(values, int):
-                inputs.append(announced(entry, index, values, text.blobs))
+            if isinstance(source, Tensor):
+                inputs.append(source)
             else:
-                inputs.append(Tensor(*declaration(entry, "input", index), values))
+                inputs.append(Tensor(*declaration(entry, "input", index), source))
                 content_type = (entry.get("parameters") or {}).get("content_type")
                 in_json[inputs[-1].name] = text_of(content_type) == "base64"
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
                 yield
-        text.blobs.finish()
         octets: dict[str, CodecError] = {}
         nonfinite = 0
         for index, sent in enumerate(inputs):

@@ -20,7 +20,7 @@ from gateway.codec.tensors.datatypes import BYTES, FLOAT, Datatype, element_coun
 from gateway.codec.v2.framing import Cursor, Framing, copied
 from gateway.codec.v2.messages import Answer, Entry, Request, read_message
 from gateway.codec.v2.reply import Reply, ReplyOutput
-from gateway.codec.v2.request_reading import announced, id_of, select, source
+from gateway.codec.v2.request_reading import id_of, read_inputs, select
 from gateway.errors import CodecError
 
 SHARE_HEADER_BYTES = 16 * 1024
@@ -87,16 +87,13 @@ def _marked(request: Request, blobs: Cursor) -> Generator[None, None, list[Tenso
     Raises `CodecError` if the bytes of one are not those of its shape.
     """
     tensors: list[Tensor] = []
-    for index, entry in enumerate(request["inputs"]):
-        size = source(entry, index)
-        if not isinstance(size, int):
+    for entry, source in (yield from read_inputs(request, blobs)):
+        if not isinstance(source, Tensor):
             return []
-        tensor = announced(entry, index, size, blobs)
-        if tensor.datatype.kind is BYTES:
-            yield from elements.check_elements(tensor.blob, element_count(tensor.shape), tensor, utf8=False)
-        _mark(entry, tensor.shape)
-        tensors.append(tensor)
-    blobs.finish()
+        if source.datatype.kind is BYTES:
+            yield from elements.check_elements(source.blob, element_count(source.shape), source, utf8=False)
+        _mark(entry, source.shape)
+        tensors.append(source)
     return tensors
 
 

@@ -28,22 +28,18 @@ from gateway.codec.tensors import elements, number_printing
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, element_count
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.codec.v2.ids import ABSENT
-from gateway.codec.v2.messages import LATER, LIST_LATER, Entry, Request, printed, text_of
-from gateway.codec.v2.request_reading import RequestReading, announced, id_of, select, source
+from gateway.codec.v2.messages import LATER, LIST_LATER, Entry, Parameters, Request, printed, text_of
+from gateway.codec.v2.request_reading import CHECKED_TENSORS, RequestReading, id_of, read_inputs, select
 from gateway.errors import CodecError
 
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
-_FEW_BYTES = 1024  # of more numpy is faster
-_SURELY_FINITE = bytes(byte for byte in range(256) if byte & 0x7C != 0x7C)  # last bytes of floats, whatever the type
 _LITERAL = NonFinite.LITERAL
 _PROMOTE = HalfPrecision.PROMOTE
 _AS_BASE64 = BytesPolicy.BASE64
 _LATER = Raw(LATER)
+_PLACES = (_LATER, LIST_LATER)
 _BASE64 = Raw(b'"base64"')
 _PROMOTED = Raw(b'"FP32"')
-
-CHECKED_TENSORS = 64
-"""How many small tensors one step checks."""
 
 
 class InferRequest(PiecedJson, msgspec.Struct):
@@ -80,24 +76,19 @@ class InferRequest(PiecedJson, msgspec.Struct):
         request = text.request
         selection = select(request)
         is_small = text.n_bytes <= SINGLE_PIECE_BYTES
-        entries: list[Entry] = []
         inputs: list[Tensor] = []
         later: list[tuple[memoryview | Tensor]] = []
-        for index, entry in enumerate(request["inputs"]):
-            values = source(entry, index)
-            if isinstance(values, int):
-                tensor = announced(entry, index, values, text.blobs)
-                entries.append(entry)
-                inputs.append(tensor)
-                if not is_small:
-                    later.append((tensor,))
-            elif values is not None:
+        nonfinite = 0
+        for index, (entry, source) in enumerate((yield from read_inputs(request, text.blobs)), 1):
+            if isinstance(source, Tensor):
+                inputs.append(source)
+                nonfinite += yield from _fill_in(entry, source, request, policy, is_small=is_small)
+            elif source is not None:
                 entry["data"] = _LATER
-                later.append((values,))
-            if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+            if source is not None and entry["data"] in _PLACES:
+                later.append((source,))
+            if index % CHECKED_TENSORS == 0:
                 yield
-        text.blobs.finish()
-        nonfinite = yield from _fill_in(request, zip(entries, inputs, strict=True), policy, is_small=is_small)
         request_id = id_of(request)
         sent_id = b"" if "id" in policy.leave_out else request_id or own_id
         if own_id and not request_id:  # protocol 4.10
@@ -144,52 +135,47 @@ class InferRequest(PiecedJson, msgspec.Struct):
 
 
 def _fill_in(
-    request: Request, binary: Iterable[tuple[Entry, Tensor]], policy: TensorPolicy, *, is_small: bool
+    entry: Entry, tensor: Tensor, request: Request, policy: TensorPolicy, *, is_small: bool
 ) -> Generator[None, None, int]:
-    """Check the values of the *binary* inputs of *request*, and put those of a small request into their entries.
+    """Check the values of *tensor*, and put those of a small *request* into *entry*, which is its input.
 
-    Returns how many NaN and infinities the inputs have. Raises `CodecError` for values that the backend may not get.
+    Returns how many NaN and infinities it has. Raises `CodecError` for values that the backend may not get.
     """
-    nonfinite = 0
-    for index, (entry, tensor) in enumerate(binary, 1):
-        datatype = tensor.datatype
-        if datatype.kind is BYTES:
-            if policy.bytes is _AS_BASE64:
-                _use_base64(entry, tensor, request)
-            yield from _check_strings(tensor, policy)
-        elif policy.half_precision is _PROMOTE and is_half_precision(datatype):
-            entry["datatype"] = _PROMOTED
-        array_text = _array_text(tensor, policy) if is_small else b"n"
-        entry["data"] = Raw(array_text) if is_small else LIST_LATER
-        # NaN and infinities are printed as null if not as literals
-        if datatype.kind is FLOAT and (b"n" in array_text or policy.nonfinite is _LITERAL):
-            nonfinite += yield from check_finite(tensor, policy.nonfinite)
-        if index % CHECKED_TENSORS == 0:
-            yield
-    return nonfinite
+    datatype = tensor.datatype
+    if datatype.kind is BYTES:
+        hint = _choose_form(entry, tensor, request) if policy.bytes is _AS_BASE64 else elements.BASE64_HINT
+        n_elements = element_count(tensor.shape)
+        yield from elements.check_elements(tensor.blob, n_elements, tensor, utf8=not tensor.is_base64, hint=hint)
+    elif policy.half_precision is _PROMOTE and is_half_precision(datatype):
+        entry["datatype"] = _PROMOTED
+    array_text = _array_text(tensor, policy) if is_small else b"n"
+    entry["data"] = Raw(array_text) if is_small else LIST_LATER
+    # NaN and infinities are printed as null if not as literals
+    if datatype.kind is FLOAT and (b"n" in array_text or policy.nonfinite is _LITERAL):
+        return (yield from check_finite(tensor, policy.nonfinite))
+    return 0
 
 
-def _use_base64(entry: Entry, tensor: Tensor, request: Request) -> None:
-    """Say in *entry*, which is an input of *request*, that the strings of *tensor* are in base64 (protocol 3.5).
+def _choose_form(entry: Entry, tensor: Tensor, request: Request) -> str:
+    """Have the strings of *tensor* go out in base64, and say so in its *entry*, unless the client names another form.
 
-    Unless the client names another content type, which then is said in *tensor*.
+    Returns what to do about an element that is not UTF-8 (protocol 3.5).
     """
-    content_type = _content_type(entry) or _content_type(request)
-    if content_type and text_of(Raw(content_type)) != "base64":
-        tensor.content_type = content_type
-    else:
-        entry["parameters"] = {**(entry.get("parameters") or {}), "content_type": _BASE64}
+    parameters = entry.get("parameters") or {}
+    content_type = _content_type(parameters) or _content_type(request.get("parameters") or {})
+    tensor.is_base64 = not content_type or text_of(Raw(content_type)) == "base64"
+    if tensor.is_base64:
+        entry["parameters"] = {**parameters, "content_type": _BASE64}
+    return (
+        f", and the content type that the client names, {excerpt(content_type)}, keeps it from base64: "
+        "leave `content_type` out, or set it to `base64`"
+    )
 
 
-def _content_type(said: Entry | Request) -> bytes:
-    """The parameter `content_type`, as JSON text; empty if there is none (protocol 3.5)."""
-    value = bytes((said.get("parameters") or {}).get("content_type", b""))
-    return b"" if value in ABSENT else restore_literals(value)
-
-
-def _becomes_base64(tensor: Tensor, policy: TensorPolicy) -> bool:
-    """Whether *tensor*, which is BYTES, goes out in base64 (protocol 3.5)."""
-    return policy.bytes is _AS_BASE64 and not tensor.content_type
+def _content_type(parameters: Parameters) -> bytes:
+    """The parameter `content_type`, as JSON text; empty if there is none."""
+    value = restore_literals(bytes(parameters.get("content_type", b"")))
+    return b"" if value in ABSENT else value
 
 
 def _array_text(tensor: Tensor, policy: TensorPolicy) -> bytes:
@@ -205,37 +191,14 @@ def _array_text(tensor: Tensor, policy: TensorPolicy) -> bytes:
 def _value_pieces(tensor: Tensor, policy: TensorPolicy) -> Iterator[Piece]:
     """The values of *tensor* as the inside of a JSON array."""
     if tensor.datatype.kind is BYTES:
-        form = StringForm.BASE64 if _becomes_base64(tensor, policy) else StringForm.TEXT
-        return string_pieces(tensor.blob, form)
+        return string_pieces(tensor.blob, StringForm.BASE64 if tensor.is_base64 else StringForm.TEXT)
     values = tensor.datatype.view(tensor.blob)
     literals = policy.nonfinite is _LITERAL and tensor.datatype.kind is FLOAT  # protocol 3.4
     return number_printing.text_pieces(values, tensor.datatype, literals=literals)
 
 
-def _check_strings(tensor: Tensor, policy: TensorPolicy) -> Iterator[None]:
-    """Prove that *tensor* has its elements, and that they are text if they go out as text (protocol 3.5)."""
-    return elements.check_elements(
-        tensor.blob,
-        element_count(tensor.shape),
-        tensor,
-        utf8=not _becomes_base64(tensor, policy),
-        hint=_own_type_hint(tensor) if tensor.content_type else elements.BASE64_HINT,
-    )
-
-
-def _own_type_hint(tensor: Tensor) -> str:
-    """What to do about an element that is not UTF-8 because the client's content type keeps it from base64."""
-    return (
-        f", and the content type that the client names, {excerpt(tensor.content_type)}, keeps it from base64: "
-        "leave `content_type` out, or set it to `base64`"
-    )
-
-
 def check_finite(tensor: Tensor, policy: NonFinite) -> Generator[None, None, int]:
     """How many NaN and infinities are let through. Raises `CodecError` where *policy* refuses one (protocol 3.4)."""
-    size = tensor.datatype.item_bytes
-    if len(tensor.blob) <= _FEW_BYTES and not bytes(tensor.blob[size - 1 :: size]).translate(None, _SURELY_FINITE):
-        return 0
     nonfinite = 0
     array = tensor.datatype.view(tensor.blob)
     for start in range(0, len(array), _FINITE_ELEMENTS):

@@ -5,8 +5,7 @@ Whatever the backend speaks, a client's request is read here. Not here: what it 
 """
 
 import math
-import re
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -31,19 +30,13 @@ from gateway.codec.v2.ids import ABSENT
 from gateway.codec.v2.messages import ArrivingMessage, Entry, Request, label_of_entry, read_message, text_of
 from gateway.errors import CodecError, TooLargeError
 
-_PARAMETER_KEY = re.compile(rb'"binary_data(?:_size|_output)?"[ \t\r\n]{0,32}:')
-_KEY_OR_ESCAPE = re.compile(_PARAMETER_KEY.pattern + rb"|\\u00")
 _SEARCH_BYTES = 256 * 1024
-_SEARCH_OVERLAP = 64  # no shorter than a key with its blanks
-_WORDS = (b"binary_data", b"\\")
-"""A piece of a body without these words cannot have `_KEY_OR_ESCAPE`. The first is a part of `_PARAMETER_KEY`."""
+_SEARCH_OVERLAP = 64  # no shorter than a word that is searched for
+_PARAMETER, _ESCAPE = b'"binary_data', b"\\u00"
+"""What the extension's three parameters begin with, and an escape that may hide one of them."""
 
-_RAW = msgspec.json.Decoder(Raw)
-_TRAILING = re.compile(r"trailing characters \(byte ([0-9]+)\)")
-"""The decoder's error for text behind a value. The number is that of the bytes read, the first behind it included."""
-
-_AS_LONG = {b"NaN": b"100", b"Infinity": b"10000000"}
-"""Numbers that take as many bytes as the literals, which the decoder does not know."""
+CHECKED_TENSORS = 64
+"""How many small tensors one step checks."""
 
 _SIZE_DIGITS = 20
 _FLAGS = {b"true": True, b"false": False, b"null": None}
@@ -55,6 +48,10 @@ Reserve = Callable[[int], None]
 
 def reserve_nothing(_: int) -> None:
     """Reserve without a budget."""
+
+
+Source = Tensor | memoryview | None
+"""Where the values of an input are: among the blobs, in JSON, of which this is the text, or in shared memory."""
 
 
 class RequestText(msgspec.Struct, frozen=True):
@@ -94,7 +91,7 @@ def read_request(
     if header_length is None:
         if not body:  # protocol 1.6
             raise CodecError("empty request body")
-        if unjudged is not None and not unjudged and not (yield from contains(body, _WORDS, _KEY_OR_ESCAPE)):
+        if unjudged is not None and not unjudged and not (yield from contains(body, _PARAMETER, _ESCAPE)):
             return None
     elif header_length > len(body):  # protocol 1.2
         raise CodecError(
@@ -107,9 +104,9 @@ def read_request(
         request, n_bytes = yield from _request(body, header_length, limits, reserve)
     except CodecError as error:
         if header_length is not None and not isinstance(error, TooLargeError):
-            raise CodecError(f"{error}{_length_hint(body, header_length, limits)}") from None
+            raise CodecError(f"{error} (in the {header_length} bytes that {HEADER_LENGTH} says are JSON)") from None
         # JSON that is not judged may be wrong, unless it was plainly meant to be binary
-        if unjudged is None or (yield from contains(body, _WORDS[:1], _PARAMETER_KEY)):
+        if unjudged is None or (yield from contains(body, _PARAMETER)):
             raise
         return None
     if unjudged is not None and not _is_judged(request, unjudged):
@@ -173,25 +170,6 @@ def _read_in_pieces(
         if arriving.done and header_length is None:
             break
     return arriving
-
-
-def _length_hint(body: memoryview, header_length: int, limits: HeaderLimits) -> str:
-    """Where the JSON at the front of *body* ends, if it has an end and the client says another (protocol 1.7)."""
-    text = bytes(body[: limits.max_header_bytes])
-    for literal, number in _AS_LONG.items():
-        text = text.replace(literal, number)
-    try:
-        _RAW.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        behind = _TRAILING.search(str(error))
-        if behind is None:
-            return ""
-        text = text[: int(behind[1]) - 1]
-    end = len(text.rstrip(SPACE))
-    if end <= header_length and not bytes(body[end:header_length]).strip(SPACE):
-        return ""
-    size = "small" if header_length < end else "large"
-    return f"; the JSON ends after {end} bytes, but {HEADER_LENGTH} is {header_length}: is it too {size}?"
 
 
 def _is_judged(request: Request, unjudged: Collection[str]) -> bool:
@@ -280,12 +258,23 @@ def _check_names(inputs: list[Entry]) -> None:
         names.add(name)
 
 
-def source(entry: Entry, index: int) -> memoryview | int | None:
-    """Where the values of the input *entry* are; takes `binary_data_size` out of it, and `data` that is null.
+def read_inputs(request: Request, blobs: Cursor) -> Generator[None, None, list[tuple[Entry, Source]]]:
+    """Each input of *request*, and where its values are; takes the binary ones off *blobs*, to their end.
 
-    The text of its data, the number of its bytes among the blobs, or None for shared memory. Raises `CodecError` for
-    anything but one of these (protocol 2.1).
+    Takes `binary_data_size` out of the entries, and `data` that is null. The elements of BYTES are not counted yet.
+    Yields after each step of work. Raises `CodecError` for an input that has not exactly one source (protocol 2.1),
+    whose size does not fit what it says (protocol 2.2, 2.3), or whose bytes are missing (protocol 1.5).
     """
+    sources: list[tuple[Entry, Source]] = []
+    for index, entry in enumerate(request["inputs"]):
+        sources.append((entry, _source(entry, index, blobs)))
+        if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+            yield
+    blobs.finish()
+    return sources
+
+
+def _source(entry: Entry, index: int, blobs: Cursor) -> Source:
     parameters = entry.get("parameters") or {}
     size = _binary_size(entry, index) if "binary_data_size" in parameters else None
     data = None
@@ -306,15 +295,8 @@ def source(entry: Entry, index: int) -> memoryview | int | None:
         del parameters["binary_data_size"]
         if not parameters:
             del entry["parameters"]
-    return data if size is None else size
-
-
-def announced(entry: Entry, index: int, size: int, blobs: Cursor) -> Tensor:
-    """The binary input *entry* of *size* bytes, which are taken off *blobs*.
-
-    Raises `CodecError` if what it says does not fit (protocol 2.2, 2.3), or the bytes are missing (protocol 1.5). The
-    elements of BYTES are not counted yet.
-    """
+    if size is None:
+        return data
     name, datatype, shape = declaration(entry, "input", index)
     n_elements, item_bytes = math.prod(shape), datatype.item_bytes
     try:
@@ -350,17 +332,11 @@ def find_header_length(
     return len(body) - len(text.blobs) if text is not None and len(text.blobs) else None
 
 
-def contains(
-    body: memoryview, words: Iterable[bytes], pattern: re.Pattern[bytes] | None = None
-) -> Generator[None, None, bool]:
-    """Whether any of *words* is in *body*, and *pattern*, if that is given, in the same piece.
-
-    *pattern* is slower than *words*, so only pieces with one of them are searched for it. Yields between pieces, which
-    overlap.
-    """
+def contains(body: memoryview, *words: bytes) -> Generator[None, None, bool]:
+    """Whether any of *words* is in *body*; yields between the pieces that are searched, which overlap."""
     for start in range(0, len(body), _SEARCH_BYTES):
         piece = bytes(body[start : start + _SEARCH_BYTES + _SEARCH_OVERLAP])
-        if any(word in piece for word in words) and (pattern is None or pattern.search(piece)):
+        if any(word in piece for word in words):
             return True
         yield
     return False

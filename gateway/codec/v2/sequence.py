@@ -36,7 +36,7 @@ def find_sequence_id(
     values that are neither a string nor an integer. Nothing is judged: what cannot be read has none. *reserve* is asked
     as by `read_request`.
     """
-    if not (yield from contains(body if header_length is None else body[:header_length], _WORDS)):
+    if not (yield from contains(body if header_length is None else body[:header_length], *_WORDS)):
         return None
     try:
         text = yield from read_request(body, header_length, limits, reserve, recover=True)

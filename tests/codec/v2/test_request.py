@@ -78,26 +78,17 @@ def test_no_inputs_are_legal() -> None:
     "more", [{}, {"more": 1}, {"more": "é" * 10}, {"more": "x" * 20_000}, {"more": [math.nan, -math.inf, "Infinity"]}]
 )
 @pytest.mark.parametrize("tensor", [entry(), {"name": "x", "datatype": "INT8", "shape": [1], "data": [1]}])
-def test_header_length_that_is_not_where_the_json_ends_is_refused_and_questioned(
+def test_header_length_that_is_not_where_the_json_ends_is_refused_and_named(
     tensor: dict[str, Any], more: dict[str, Any]
 ) -> None:
     header = json.dumps({"inputs": [tensor], **more}, ensure_ascii=False).encode()
-    for wrong, size in ((-3, "small"), (-len(header) + 1, "small"), (3, "large"), (16, "large")):
+    for wrong in (-3, -len(header) + 1, 3, 16):
         with pytest.raises(CodecError) as caught:
             parse_request(header + b"\1" * 16, len(header) + wrong)
-        words = f"the JSON ends after {len(header)} bytes, but Inference-Header-Content-Length is {len(header) + wrong}"
-        assert str(caught.value).endswith(f"; {words}: is it too {size}?")
+        length = f"the {len(header) + wrong} bytes that Inference-Header-Content-Length says are JSON"
+        assert str(caught.value).endswith(f" (in {length})")
         words = str(caught.value).removeprefix("more: ")
         assert words.startswith(("JSON is cut off", "JSON is not UTF-8", "malformed JSON: trailing"))
-
-
-@pytest.mark.rule("1.7")
-def test_header_length_is_not_questioned_where_the_json_ends_nowhere_else() -> None:
-    header = header_of(entry())
-    for text, length in ((header[:-3], len(header) - 3), (header[:-1] + b", }", len(header) + 2)):
-        with pytest.raises(CodecError) as caught:
-            parse_request(text, length)
-        assert "is it too" not in str(caught.value)
 
 
 # blobs

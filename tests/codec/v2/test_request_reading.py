@@ -6,18 +6,19 @@ from typing import Any
 import pytest
 
 from gateway.codec import HeaderLimits, run
+from gateway.codec.inference import Tensor
 from gateway.codec.v2.messages import label_of_entry
 from gateway.codec.v2.request_reading import (
     RequestText,
+    read_inputs,
     read_request,
     reserve_nothing,
     select,
-    source,
 )
 from gateway.errors import CodecError
 
 INPUTS = [
-    {"name": "a", "parameters": {"binary_data_size": 3, "keep": 1}},
+    {"name": "a", "datatype": "INT8", "shape": [3], "parameters": {"binary_data_size": 3, "keep": 1}},
     {"name": "b", "data": [1, [2]]},
     {"parameters": {"shared_memory_region": "r"}},
 ]
@@ -32,15 +33,17 @@ def test_inputs_say_where_their_values_are(padding: str) -> None:
     """In one that is short, `data` stands where it was; of a long one it is passed by."""
     text = read(json.dumps({"inputs": INPUTS, "padding": padding}).encode() + b"abc")
     assert text is not None
-    assert (bytes(text.blobs.take(3)), text.is_recovered) == (b"abc", True)
+    assert text.is_recovered
     inputs = text.request["inputs"]
     assert [label_of_entry(entry, "input", index) for index, entry in enumerate(inputs)] == [
         "input 'a'",
         "input 'b'",
         "input 2",
     ]
-    size, data, shared = (source(entry, index) for index, entry in enumerate(inputs))
-    assert size == 3
+    entries, (tensor, data, shared) = zip(*run(read_inputs(text.request, text.blobs)), strict=True)
+    assert entries == tuple(inputs)
+    assert isinstance(tensor, Tensor)
+    assert (tensor.shape, bytes(tensor.blob)) == ((3,), b"abc")
     assert isinstance(data, memoryview)
     assert bytes(data) == b"[1, [2]]"
     assert shared is None
