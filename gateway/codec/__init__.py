@@ -51,9 +51,9 @@ from gateway.codec.json.member_finder import MemberReplacer
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
 from gateway.codec.v2.answer import WHOLE_BYTES, InferAnswer
 from gateway.codec.v2.batches import Share, divided, joined, read_share
-from gateway.codec.v2.declarations import MAX_RANK
 from gateway.codec.v2.error_bodies import error_body
 from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
+from gateway.codec.v2.messages import MAX_RANK
 from gateway.codec.v2.raw import half_precision_outputs, read_raw
 from gateway.codec.v2.reply import Reply
 from gateway.codec.v2.request import InferRequest

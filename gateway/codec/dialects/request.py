@@ -17,8 +17,7 @@ from gateway.codec.tensors.elements import check_elements, joined_blobs
 from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
-from gateway.codec.v2.declarations import declaration
-from gateway.codec.v2.messages import Request, label_of_entry, text_of
+from gateway.codec.v2.messages import Request, declaration, label_of_entry, text_of
 from gateway.codec.v2.request import check_finite
 from gateway.codec.v2.request_reading import (
     CHECKED_TENSORS,

@@ -17,7 +17,7 @@ from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import label_of
 from gateway.codec.json.members import excerpt
 from gateway.codec.tensors.datatypes import DATATYPES, Array
-from gateway.codec.v2.declarations import MAX_RANK
+from gateway.codec.v2.messages import MAX_RANK
 from gateway.errors import CodecError
 
 _OTHER_NAMES = {"FP16": "HALF", "FP32": "FLOAT", "FP64": "DOUBLE", "BF16": "BFLOAT16", "BYTES": "STRING"}

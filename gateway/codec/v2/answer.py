@@ -20,15 +20,17 @@ from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import BYTES, DATATYPES, count_text
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
-from gateway.codec.v2.declarations import Declaration, declaration, name_of
 from gateway.codec.v2.ids import ABSENT, check_id
 from gateway.codec.v2.messages import (
     LATER,
     RUN_BYTES,
     Answer,
     ArrivingMessage,
+    Declaration,
     Entry,
     Parameters,
+    declaration,
+    name_of,
     printed,
     read_message,
     text_of,

@@ -25,15 +25,14 @@ WORD_MEMBERS = ("error", "detail", "message")
 """The members in which servers say what went wrong, the first one that says something wins."""
 
 MAX_PAGE = 16 * 1024
-"""How many characters of an HTML page are read, beside scripts and styles: tags alone take a millisecond."""
+"""How many characters of an HTML page are read, beside title, scripts and styles: tags alone take a millisecond."""
 
 MANY_BYTES = 1024 * 1024
 """More JSON than this may be why a backend refuses a request with 400 or 415; with 413 any length is."""
 
 _TOLD_ABOVE = {400: MANY_BYTES, 413: 0, 415: MANY_BYTES}
 
-_HIDDEN = re.compile(r"<(script|style)\b.*?(?:</\1[^<>]*+>?|\Z)", re.IGNORECASE | re.DOTALL)
-_TITLE = re.compile(r"<title\b[^<>]*+>[^<]*+", re.IGNORECASE)
+_HIDDEN = re.compile(r"<(script|style|title)\b.*?(?:</\1[^<>]*+>?|\Z)", re.IGNORECASE | re.DOTALL)
 _TAG = re.compile(r"<[^<>]*+>?")
 _ANY = msgspec.json.Decoder()
 _TEXT = msgspec.json.Decoder(str)
@@ -69,7 +68,9 @@ def error_body(
     if not words:
         words, is_json = _plain_words(text)
         if not words or (backend and not is_json):
-            words = _introduced(words or reason.encode("ascii", "replace").decode(), status, backend)
+            whose = f'backend "{backend}"' if backend else "the backend"
+            why = words or reason.encode("ascii", "replace").decode()
+            words = f"{whose} answered {status}: {why}".removesuffix(": ")
     if json_bytes is not None and json_bytes > _TOLD_ABOVE.get(status, math.inf):
         words += f" (the gateway had made {json_bytes} bytes of JSON of this request)"
     elif "error" in members and not own_words:
@@ -78,12 +79,6 @@ def error_body(
         words += hint
     members.pop("error", None)
     return object_text({"error": orjson.dumps(words), **members}), words
-
-
-def _introduced(words: str, status: int, backend: str) -> str:
-    """*words*, maybe none, with whose they are."""
-    whose = f'backend "{backend}"' if backend else "the backend"
-    return f"{whose} answered {status}: {words}" if words else f"{whose} answered {status}"
 
 
 def words_of(members: Members) -> str:
@@ -108,7 +103,8 @@ def _plain_words(text: bytes) -> tuple[str, bool]:
     """The words in a body without members that say them: an HTML page, JSON, or text; and whether they are JSON."""
     words = text.decode().strip()
     if words[:1] == "<" and "</" in words:
-        return _html_words(words), False
+        seen = _TAG.sub(" ", _HIDDEN.sub(" ", words)[:MAX_PAGE])  # attributes and comments end at their first `>`
+        return " ".join(html.unescape(seen).split())[:MAX_WORDS], False
     if len(words) > MAX_WORDS and words[0] != '"':
         return words, False  # too long to be null or an empty value
     try:
@@ -118,18 +114,3 @@ def _plain_words(text: bytes) -> tuple[str, bool]:
     if isinstance(parsed, str):
         return parsed.strip(), True
     return (words if parsed else ""), True  # null and empty objects say nothing
-
-
-def _html_words(page: str) -> str:
-    """The text of the first `MAX_PAGE` characters of an HTML *page* that can be seen, in at most `MAX_WORDS`.
-
-    A title, which most texts repeat, counts where there is no other text. Attributes and comments end at their first
-    `>`.
-    """
-    seen = _HIDDEN.sub(" ", page)[:MAX_PAGE]
-    return _text_of(_TITLE.sub(" ", seen)) or _text_of(seen)
-
-
-def _text_of(page: str) -> str:
-    """*page* without tags and with blanks collapsed."""
-    return " ".join(html.unescape(_TAG.sub(" ", page)).split())[:MAX_WORDS]

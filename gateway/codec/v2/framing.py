@@ -45,36 +45,31 @@ def parse_framing(header_lengths: Sequence[str], content_type: str) -> Framing:
 
     Raises `CodecError` for a length that is not in decimal digits, and for two that differ (protocol 1.2).
     """
-    length: int | None = None
-    for value in header_lengths:
-        match = _DIGITS.fullmatch(value)
-        if match is None:
-            raise CodecError(
-                f"{HEADER_LENGTH}: expected the length of the JSON header in decimal digits, got {value[:64]!r}"
-            )
-        if length not in (None, int(match[1])):
-            raise CodecError(f"{HEADER_LENGTH}: sent more than once with different values: {length}, {int(match[1])}")
-        length = int(match[1])
-    match = _VENDOR_TYPE.fullmatch(content_type) if "triton" in content_type.lower() else None
-    if match is None:
-        return Framing(length)
-    if length is None:
-        digits = _DIGITS.fullmatch(match[2])
-        if digits is None:
-            raise CodecError(f"Content-Type: json-header-size must be decimal digits, got {match[2][:64]!r}")
-        length = int(digits[1])
-    return Framing(length, match[1])
+    lengths = {_length(f"{HEADER_LENGTH}: expected the length of the JSON header", value) for value in header_lengths}
+    if len(lengths) > 1:
+        raise CodecError(f"{HEADER_LENGTH}: sent more than once with different values: {sorted(lengths)}")
+    vendor = _VENDOR_TYPE.fullmatch(content_type) if "triton" in content_type.lower() else None
+    if vendor is None:
+        return Framing(lengths.pop() if lengths else None)
+    said = lengths.pop() if lengths else _length("Content-Type: expected json-header-size", vendor[2])
+    return Framing(said, vendor[1])
+
+
+def _length(what: str, value: str) -> int:
+    digits = _DIGITS.fullmatch(value)
+    if digits is None:
+        raise CodecError(f"{what} in decimal digits, got {value[:64]!r}")
+    return int(digits[1])
 
 
 class Cursor:
     """Takes blobs off the binary part of a body, front to back. No other code counts offsets into it."""
 
-    __slots__ = ("_buffers", "_taken")
+    __slots__ = ("_buffers",)
 
     def __init__(self, *buffers: memoryview) -> None:
         """*buffers* are the binary part; each blob lies in one of them."""
         self._buffers = list(buffers)
-        self._taken = 0
 
     def __len__(self) -> int:
         """How many bytes are left."""
@@ -93,17 +88,12 @@ class Cursor:
                 "missing"
             )
         buffers[0] = buffer[n_bytes:]
-        self._taken += n_bytes
         return buffer[:n_bytes]
 
     def finish(self) -> None:
         """Raise `CodecError` if bytes are left over (protocol 1.5)."""
-        left = sum(map(len, self._buffers))
-        if left:
-            raise CodecError(
-                f"{left} bytes left over behind the last binary input: the binary_data_size of all inputs "
-                f"add up to {self._taken}, the body has {self._taken + left} bytes behind its JSON"
-            )
+        if len(self):
+            raise CodecError(f"{len(self)} bytes left over behind the binary_data_size of the last binary input")
 
 
 def copied(blob: memoryview, *, behind: bytes = b"") -> Generator[None, None, memoryview]:

@@ -7,10 +7,10 @@ not know stay among the others. NaN and the infinities do so too (protocol 2.7),
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from gateway.codec.inference import HeaderLimits, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
@@ -26,6 +26,7 @@ from gateway.codec.json.members import (
     restore_members,
 )
 from gateway.codec.json.pieces import SPACE
+from gateway.codec.tensors.datatypes import DATATYPES, Datatype
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
 from gateway.errors import CodecError, TooLargeError
 
@@ -64,6 +65,17 @@ class Answer(TypedDict, total=False):
     outputs: list[Entry]
 
 
+MAX_RANK = 64
+"""The most dimensions a shape may have; frameworks stop at 32 or 64."""
+
+MAX_DIMENSION = 2**63 - 1
+"""The largest dimension: shapes are 64-bit signed integers in every server."""
+
+Declaration = tuple[str, Datatype, tuple[int, ...]]
+"""Name, datatype and shape."""
+
+_Shape = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_DIMENSION)], ...], Meta(max_length=MAX_RANK)]
+
 M = TypeVar("M", Request, Answer)
 
 TakeData = Callable[[ArrivingText, Entry], Reading[Any]]
@@ -84,6 +96,7 @@ _SECTIONS: dict[type, tuple[str, ...]] = {Request: ("inputs", "outputs"), Answer
 _ENTRIES = msgspec.json.Decoder(list[Parameters] | None)
 _PARAMETERS = msgspec.json.Decoder(Parameters | None)
 _STRING = msgspec.json.Decoder(str)
+_DECLARATION = msgspec.json.Decoder(tuple[str, Literal[tuple(DATATYPES)], _Shape])  # type: ignore[misc]
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -265,3 +278,43 @@ def label_of_entry(entry: Entry, section: str, index: int) -> str:
     """How errors call *entry*, number *index* of its *section*, `input` or `output`."""
     name = text_of(entry.get("name"))
     return f"{section} {index}" if name is None else label_of(section, name)
+
+
+def declaration(entry: Entry, section: str, index: int) -> Declaration:
+    """What *entry*, number *index* of its *section*, `input` or `output`, says of its tensor (protocol 2.2).
+
+    Raises `CodecError` for a name that is no string, a datatype that is none of the fourteen, and a shape that is no
+    list of integers >= 0.
+    """
+    try:
+        text = b"[%b,%b,%b]" % (entry["name"], entry["datatype"], entry["shape"])
+        name, datatype, shape = _DECLARATION.decode(restore_literals(text) if STAND_IN in text else text)
+    except (KeyError, msgspec.DecodeError):
+        raise CodecError(_what_is_wrong(entry, section, index)) from None
+    return name, DATATYPES[datatype], shape
+
+
+def name_of(entry: Entry, section: str, index: int) -> str:
+    """The tensor's name, of an *entry* as for `declaration`. Raises `CodecError` if it is no string (protocol 2.2)."""
+    try:
+        text = bytes(entry["name"])
+        name: str = _STRING.decode(restore_literals(text) if STAND_IN in text else text)
+    except (KeyError, msgspec.DecodeError):
+        raise CodecError(f"{section} {index}: name must be a string, got {_shown(entry.get('name'))}") from None
+    return name
+
+
+def _what_is_wrong(entry: Entry, section: str, index: int) -> str:
+    name = name_of(entry, section, index)
+    text, shape = entry.get("datatype"), entry.get("shape")
+    datatype = text_of(text) or ""
+    label = label_of(section, name)
+    if datatype in DATATYPES:
+        return f"{label}: shape must be a list of at most {MAX_RANK} integers >= 0, got {_shown(shape)}"
+    name = datatype.upper()
+    hint = f'; datatypes are in upper case, "{name}"' if name in DATATYPES else ""
+    return f"{label}: datatype must be one of {' '.join(DATATYPES)}, got {_shown(text)}{hint}"
+
+
+def _shown(value: Raw | None) -> str:
+    return "none" if value is None else excerpt(bytes(value))

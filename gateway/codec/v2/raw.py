@@ -14,8 +14,8 @@ from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, labelled
 from gateway.codec.json.members import HELD_PER_BYTE, excerpt
 from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import DATATYPES, Kind, count_text
-from gateway.codec.v2.declarations import MAX_DIMENSION, MAX_RANK
 from gateway.codec.v2.framing import Cursor, copied
+from gateway.codec.v2.messages import MAX_DIMENSION, MAX_RANK
 from gateway.codec.v2.request_reading import RequestReading, Reserve, read_request, reserve_nothing
 from gateway.errors import CodecError
 

@@ -24,10 +24,18 @@ from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
 from gateway.codec.json.pieces import PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.json.sinks import SkipSink
 from gateway.codec.tensors.datatypes import count_text
-from gateway.codec.v2.declarations import declaration, name_of
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
 from gateway.codec.v2.ids import ABSENT
-from gateway.codec.v2.messages import ArrivingMessage, Entry, Request, label_of_entry, read_message, text_of
+from gateway.codec.v2.messages import (
+    ArrivingMessage,
+    Entry,
+    Request,
+    declaration,
+    label_of_entry,
+    name_of,
+    read_message,
+    text_of,
+)
 from gateway.errors import CodecError, TooLargeError
 
 _SEARCH_BYTES = 256 * 1024

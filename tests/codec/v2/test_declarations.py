@@ -4,8 +4,7 @@ import pytest
 from msgspec import Raw
 
 from gateway.codec import DATATYPES
-from gateway.codec.v2.declarations import MAX_RANK, declaration, name_of
-from gateway.codec.v2.messages import Entry, text_of
+from gateway.codec.v2.messages import MAX_RANK, Entry, declaration, name_of, text_of
 from gateway.errors import CodecError
 
 

@@ -149,7 +149,7 @@ def test_length_is_told_of_every_413() -> None:
             "502 Bad Gateway nginx/1.27",
         ),
         (f"{TITLE}<body><p>no <b>upstream</b>\n  here</p></body></html>", "no upstream here"),
-        (f"<!DOCTYPE html>{TITLE}</html>", "502 Bad Gateway"),
+        (f"<!DOCTYPE html>{TITLE}</html>", ""),
         ("<html><style>p {color: red}</style><script>if (a<b) x()</script><p>a &lt; b</p></html>", "a < b"),
         ("<html><style>p</style", ""),
         ("<h1>Error<!-- hidden --></h1>", "Error"),
@@ -223,7 +223,7 @@ def test_long_page_is_read_up_to_its_limit(name: str) -> None:
     page = LONG_PAGES[name]
     body, said = error_body(page + b"behind", 400, "", backend="b")
     assert list(json.loads(body)) == ["error"]
-    assert ("behind" in said) == (name == "styles")
+    assert ("behind" in said) == (name in ("styles", "titles"))
     assert lines_of(in_steps(page)) < 200
 
 

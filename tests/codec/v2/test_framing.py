@@ -63,7 +63,7 @@ def test_header_length_shows_only_the_beginning_of_a_long_value() -> None:
 
 @pytest.mark.rule("1.2")
 def test_two_header_lengths_that_differ_are_refused_with_both() -> None:
-    with pytest.raises(CodecError, match="more than once with different values: 17, 16"):
+    with pytest.raises(CodecError, match="more than once with different values: \\[16, 17\\]"):
         parse_framing(["17", "16", "17"], "")
 
 
@@ -94,7 +94,7 @@ def test_cursor_refuses_an_absurd_size_without_allocating() -> None:
 def test_cursor_says_how_many_bytes_are_left_over() -> None:
     cursor = Cursor(memoryview(b"abcdef"))
     cursor.take(4)
-    with pytest.raises(CodecError, match="2 bytes left over.*add up to 4, the body has 6"):
+    with pytest.raises(CodecError, match="2 bytes left over behind the binary_data_size"):
         cursor.finish()
 
 
@@ -107,7 +107,7 @@ def test_vendors_content_types_carry_the_length_and_the_reply_says_it_alike(vend
         assert framing.header_length == 12
         assert framing.content_type(34).lower() == f"{media_type};json-header-size=34"
     assert parse_framing(["5"], f"{media_type};json-header-size=12").header_length == 5
-    with pytest.raises(CodecError, match="json-header-size must be decimal digits, got 'x'"):
+    with pytest.raises(CodecError, match="expected json-header-size in decimal digits, got 'x'"):
         parse_framing([], f"{media_type};json-header-size=x")
 
 
