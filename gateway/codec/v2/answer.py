@@ -5,8 +5,11 @@ outputs that stay JSON is kept, because it is what the client gets, and that of 
 comes before its `datatype` and `shape`, until these are known.
 """
 
+import json
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 
 import msgspec
 import orjson
@@ -14,14 +17,14 @@ from msgspec import Raw
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of, labelled
 from gateway.codec.json.arriving import ArrivingText, Reading
-from gateway.codec.json.members import HELD_PER_BYTE, STAND_IN, restore_literals
+from gateway.codec.json.members import HELD_PER_BYTE, excerpt, restore_literals
 from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import BYTES, DATATYPES, count_text
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
-from gateway.codec.v2.ids import ABSENT, check_id
 from gateway.codec.v2.messages import (
+    ABSENT,
     LATER,
     RUN_BYTES,
     Answer,
@@ -37,9 +40,9 @@ from gateway.codec.v2.messages import (
 )
 from gateway.codec.v2.reply import Reply, ReplyOutput, long_pieces
 from gateway.codec.values import shaped_value
-from gateway.errors import CodecError
+from gateway.errors import CodecError, ForeignAnswerError
 
-_LATER, _NO_NAME = Raw(LATER), Raw(b'""')
+_LATER = Raw(LATER)
 _NULL = b"null"
 _SAID_BEFORE_DATA = (b'"name"', b'"datatype"', b'"shape"')
 
@@ -57,72 +60,41 @@ class _Value(msgspec.Struct):
     """The text of `data` that does not become binary as it arrives."""
 
 
-class _Values:
-    """Makes blobs of the outputs that the client wants in binary, and keeps the text of the other outputs.
+def _take(
+    opened: list[_Value],
+    selection: OutputSelection,
+    form_of: Callable[[Entry], Declaration],
+    text: ArrivingText,
+    entry: Entry,
+) -> Reading[_Value]:
+    """Read the `data` of an output by the members before it, which are in *entry*, into a value that joins *opened*.
 
-    The reading knows this and not the `InferAnswer`: in a circle, a tensor would wait for the garbage collector.
+    It becomes binary where that is wanted and *form_of* can say its declaration. See `TakeData`. The reading knows
+    *opened* and not the `InferAnswer`: in a circle, a tensor would wait for the garbage collector.
     """
-
-    def __init__(self, selection: OutputSelection, declared: Mapping[str, str], max_bytes: int) -> None:
-        self.opened: list[_Value] = []
-        self._selection = selection
-        self._declared = declared
-        self._max_bytes = max_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """What the outputs take so far."""
-        return sum([value.sink.held_bytes for value in self.opened])
-
-    def take(self, text: ArrivingText, entry: Entry) -> Reading[_Value]:
-        """Read the `data` of an output by the members before it, which are in *entry*. See `TakeData`."""
-        name = text_of(entry.get("name"))
-        earlier = entry.pop("data", None)
-        if isinstance(earlier, _Value):  # the last counts (protocol 1.6)
-            self.opened.remove(earlier)
-        is_wanted = name is None or self._selection.is_wanted(name)
-        is_known = name is not None or not (self._selection.named or self._declared)
-        is_described = "datatype" in entry and "shape" in entry
-        if is_wanted and is_known and is_described and self._selection.is_binary(name or ""):
-            named = entry if name is not None else Entry({**entry, "name": _NO_NAME})
-            form = _form_of(named, 0, self._declared, self._max_bytes)
-            value = _Value(_sink_for(form), form)
-        else:
-            label = label_of("output", name) if name is not None else f"output {len(self.opened)}"
-            pieces: list[bytes] = []
-            value = _Value(TextSink(label, pieces if is_wanted else None), None, pieces)
-        self.opened.append(value)
-        yield from text.pour(value.sink)
-        return value
+    name = text_of(entry.get("name"))
+    earlier = entry.pop("data", None)
+    if isinstance(earlier, _Value):  # the last counts (protocol 1.6)
+        opened.remove(earlier)
+    is_wanted = name is None or selection.is_wanted(name)
+    is_described = name is not None and "datatype" in entry and "shape" in entry
+    if is_wanted and is_described and selection.is_binary(name or ""):
+        form = form_of(entry)
+        value = _Value(_sink_for(form), form)
+    else:
+        label = label_of("output", name) if name is not None else f"output {len(opened)}"
+        pieces: list[bytes] = []
+        value = _Value(TextSink(label, pieces if is_wanted else None), None, pieces)
+    opened.append(value)
+    yield from text.pour(value.sink)
+    return value
 
 
-def _form_of(entry: Entry, index: int, declared: Mapping[str, str], max_bytes: int) -> Declaration:
-    """What *entry* says of its output, after undoing the promotion of its inputs where its model has *declared* less.
-
-    Raises `CodecError` for what is wrong, and for more elements than can be in *max_bytes*.
-    """
-    form = name, datatype, shape = declaration(entry, "output", index)
-    if name in declared and datatype.name == "FP32":
-        datatype = DATATYPES[declared[name]]
-        entry["datatype"] = Raw(b'"%b"' % declared[name].encode())
-        form = name, datatype, shape
-    n_elements = math.prod(shape)
-    # every element takes a digit and a comma, or two quotes and a comma
-    if n_elements * 2 - 1 > max_bytes:
-        raise CodecError(
-            f"{labelled('output', *form)}: {count_text(n_elements)} elements cannot be in an answer of at most "
-            f"{max_bytes:d} bytes (limits.response_body)"
-        )
-    return form
-
-
-def _kept(data: _Value | Raw, name: str) -> list[bytes]:
-    """The text of an output that stays JSON, whose *data* has arrived."""
-    if isinstance(data, Raw):
-        return [restore_literals(bytes(data))]
-    if not data.text:
+def _kept(value: _Value, name: str) -> list[bytes]:
+    """The text of an output that stays JSON, whose data has arrived as *value*."""
+    if not value.text:
         raise CodecError(f"{label_of('output', name)}: its name came twice and differs")
-    return data.text
+    return value.text
 
 
 def _sink_for(form: Declaration) -> NumberSink | BytesSink:
@@ -131,47 +103,36 @@ def _sink_for(form: Declaration) -> NumberSink | BytesSink:
     return BytesSink(label, shape) if datatype.kind is BYTES else NumberSink(label, datatype, shape)
 
 
+@dataclass(slots=True, eq=False)
 class InferAnswer:
     """Reads one answer: `feed` what arrives piece by piece, then `finish`.
 
     A small answer that `finish` gets as a whole is read in one go; every other answer is read while it arrives.
     """
 
-    def __init__(
-        self,
-        selection: OutputSelection,
-        *,
-        model: str,
-        request_id: bytes,
-        sent_id: bytes = b"",
-        max_bytes: int,
-        is_renamed: bool = False,
-        declared: Mapping[str, str] | None = None,
-        limits: HeaderLimits = DEFAULT_LIMITS,
-    ) -> None:
-        """*max_bytes* is the most JSON the caller will feed; no tensor can have more elements than that allows.
-
-        *model* (the name in the path) and *request_id* (JSON text, or empty) are added where the backend
-        leaves them out (protocol 4.6). *sent_id* is the id that the backend got, which is the gateway's own where the
-        client has none (protocol 4.10). *is_renamed*: the backend knows the model under a name of its own, in whose
-        place the client gets *model* (protocol 8). *declared* are outputs by name whose inputs were promoted: where the
-        backend says FP32, they get back the datatype that the model's metadata declares. *limits* bound the JSON
-        beside the data and the number of outputs.
-        """
-        self._selection = selection
-        self._model = model
-        self._is_renamed = is_renamed
-        self._request_id = request_id
-        self._sent_id = sent_id
-        self._limits = limits
-        self._max_bytes = max_bytes
-        self._declared = declared or {}
-        self._arriving: ArrivingMessage | None = None
-        self._reading: Reading[None] = iter(())  # type: ignore[assignment]
-        self._values: _Values | None = None
-        self._nonfinite = 0
-        self._header_bytes = 0
-        """What `held_bytes` counts beside the outputs once the answer is read."""
+    selection: OutputSelection
+    _: KW_ONLY
+    model: str
+    """The name in the path, added where the backend leaves it out (protocol 4.6)."""
+    is_renamed: bool = False
+    """Whether the backend has a name of its own for it, in whose place the client gets *model* (protocol 8)."""
+    request_id: bytes
+    """The client's id as JSON text, or empty; added where the backend leaves it out (protocol 4.6)."""
+    sent_id: bytes = b""
+    """The id that the backend got, which is the gateway's own where the client has none (protocol 4.10)."""
+    max_bytes: int
+    """The most JSON that will be fed; no tensor can have more elements than that allows."""
+    limits: HeaderLimits = DEFAULT_LIMITS
+    """Bounds of the JSON beside the data, and of the number of outputs."""
+    declared: Mapping[str, str] = field(default_factory=dict)
+    """Outputs by name whose inputs were promoted: where the backend says FP32, they get back this datatype."""
+    opened: list[_Value] = field(default_factory=list, init=False)
+    """The long data that has begun to arrive."""
+    _arriving: ArrivingMessage | None = field(default=None, init=False)
+    _reading: Reading[None] = field(default=iter(()), init=False)  # type: ignore[arg-type]
+    _nonfinite: int = field(default=0, init=False)
+    _header_bytes: int = field(default=0, init=False)
+    """What `held_bytes` counts beside the outputs once the answer is read."""
 
     @property
     def held_bytes(self) -> int:
@@ -180,10 +141,10 @@ class InferAnswer:
         The header, the JSON beside the outputs' data, counts from its first byte on as much as it takes at most when
         `finish` parses it, so that the caller knows before that happens; after `finish` it counts as the text it is.
         """
-        if self._arriving is None or self._values is None:
+        if self._arriving is None:
             return self._header_bytes
         header_bytes = self._header_bytes or self._arriving.header_bytes * HELD_PER_BYTE
-        return self._values.held_bytes + self._arriving.data_bytes + header_bytes
+        return sum([value.sink.held_bytes for value in self.opened]) + self._arriving.data_bytes + header_bytes
 
     def feed(self, chunk: bytes) -> Generator[None, None, None]:
         """Take the next bytes of the JSON; yields after each step of work.
@@ -191,8 +152,8 @@ class InferAnswer:
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than the limits allow.
         """
         if self._arriving is None:
-            self._values = _Values(self._selection, self._declared, self._max_bytes)
-            self._arriving = ArrivingMessage(Answer, self._limits, self._values.take)
+            form_of = partial(_form_of, self.declared, self.max_bytes)
+            self._arriving = ArrivingMessage(Answer, self.limits, partial(_take, self.opened, self.selection, form_of))
             self._reading = self._arriving.read()
         if self._arriving.text.add(chunk):
             yield from self._arriving.go_on(self._reading)
@@ -218,10 +179,10 @@ class InferAnswer:
 
         Of a member that comes twice the last counts, but not behind long data, which is read by what came before it.
         """
-        if len(text) > min(WHOLE_BYTES, self._limits.max_header_bytes):
+        if len(text) > min(WHOLE_BYTES, self.limits.max_header_bytes):
             return None
         try:
-            answer = read_message(text, Answer, self._limits.max_tensors)
+            answer = read_message(text, Answer, self.limits.max_tensors)
         except CodecError:
             return None
         if len(text) > RUN_BYTES:  # long data may stand in it
@@ -233,7 +194,7 @@ class InferAnswer:
 
     def _reply(self, answer: Answer) -> Generator[None, None, Reply]:
         self._label(answer)
-        wanted, by_default = self._selection.named, self._selection.binary_by_default
+        wanted, by_default = self.selection.named, self.selection.binary_by_default
         kept: list[Entry] = []
         names: set[str] = set()
         binary: list[ReplyOutput] = []
@@ -248,13 +209,13 @@ class InferAnswer:
             parameters.pop("binary_data_size", None)
             if "data" not in entry:
                 # some servers repeat the region that the request says (protocol 4.5)
-                if name not in self._selection.in_shared_memory and "shared_memory_region" not in parameters:
+                if name not in self.selection.in_shared_memory and "shared_memory_region" not in parameters:
                     raise CodecError(f"{label_of('output', name)} has no data")
             elif wanted.get(name, by_default):
                 if binary:
                     yield
                 binary.append((yield from self._binary(entry, index, parameters)))
-            elif self._arriving is not None:
+            elif isinstance(entry["data"], _Value):
                 later.append(_kept(entry["data"], name))
                 entry["data"] = _LATER
             if parameters:
@@ -271,33 +232,25 @@ class InferAnswer:
 
     def _binary(self, entry: Entry, index: int, parameters: Parameters) -> Generator[None, None, ReplyOutput]:
         """A binary output; says its size in *parameters*, in place of the data of *entry*."""
-        form = name, datatype, shape = _form_of(entry, index, self._declared, self._max_bytes)
+        form = name, datatype, shape = _form_of(self.declared, self.max_bytes, entry, index)
         data = entry.pop("data")
-        if isinstance(data, _Value):
-            blobs = yield from self._arrived(data, form)
+        if isinstance(data, Raw):
+            text = restore_literals(bytes(data))
+            value = shaped_value(text, datatype, shape)
+            blobs = value.blobs if value is not None else (yield from self._poured((text,), _sink_for(form)))
+            self._header_bytes += sum(map(len, blobs))
+        elif data.form is None:
+            # its text was kept, because its datatype and shape were not known
+            data.sink = _sink_for(form)
+            blobs = yield from self._poured(taken_out(data.text), data.sink)
+        elif data.form[1:] != form[1:]:
+            raise CodecError(f"{labelled('output', *form)}: datatype or shape came twice and differ")
         else:
-            data = bytes(data)
-            if STAND_IN in data:
-                data = restore_literals(data)
-            value = shaped_value(data, datatype, shape)
-            blobs = value.blobs if value is not None else (yield from self._poured((data,), _sink_for(form)))
+            blobs = yield from self._poured((), data.sink)
         if datatype.kind is BYTES and text_of(parameters.get("content_type")) == "base64":  # protocol 4.8
             blobs = yield from from_base64(blobs, labelled("output", *form))
-        n_bytes = sum(map(len, blobs))
-        if not isinstance(data, _Value):
-            self._header_bytes += n_bytes
-        parameters["binary_data_size"] = Raw(b"%d" % n_bytes)
+        parameters["binary_data_size"] = Raw(b"%d" % sum(map(len, blobs)))
         return ReplyOutput(name, datatype, shape, blobs)
-
-    def _arrived(self, value: _Value, form: Declaration) -> Generator[None, None, list[memoryview]]:
-        """The bytes of an output of this *form*, whose data has arrived as *value*."""
-        if value.form is None:
-            # its text was kept, because its datatype and shape were not known
-            value.form, value.sink = form, _sink_for(form)
-            return (yield from self._poured(taken_out(value.text), value.sink))
-        if value.form[1:] != form[1:]:
-            raise CodecError(f"{labelled('output', *form)}: datatype or shape came twice and differ")
-        return (yield from self._poured((), value.sink))
 
     def _poured(self, texts: Iterable[bytes], sink: Sink) -> Generator[None, None, list[memoryview]]:
         """The bytes of the output whose data *sink* has taken when it has got *texts* too."""
@@ -312,15 +265,55 @@ class InferAnswer:
 
         Raises `ForeignAnswerError` for the id of another request.
         """
-        if self._is_renamed or bytes(answer.get("model_name", _NULL)) == _NULL:
-            answer["model_name"] = Raw(orjson.dumps(self._model))  # protocol 4.6
+        if self.is_renamed or bytes(answer.get("model_name", _NULL)) == _NULL:
+            answer["model_name"] = Raw(orjson.dumps(self.model))  # protocol 4.6
         if bytes(answer.get("parameters", b"")) == _NULL:  # protocol 4.4
             del answer["parameters"]
         answered = bytes(answer.get("id", b""))
-        is_own = bool(self._sent_id) and not self._request_id
-        if answered != self._sent_id:
-            check_id(restore_literals(answered), self._sent_id, is_own=is_own)  # protocol 4.10
+        is_own = bool(self.sent_id) and not self.request_id
+        if answered != self.sent_id:
+            check_id(restore_literals(answered), self.sent_id, is_own=is_own)  # protocol 4.10
         if is_own or answered == _NULL:
             answer.pop("id", None)
-        if self._request_id and answered in ABSENT:  # protocol 4.6
-            answer["id"] = Raw(self._request_id)
+        if self.request_id and answered in ABSENT:  # protocol 4.6
+            answer["id"] = Raw(self.request_id)
+
+
+def _form_of(declared: Mapping[str, str], max_bytes: int, entry: Entry, index: int = 0) -> Declaration:
+    """What *entry* says of its output, after undoing the promotion of its inputs where its model has *declared* less.
+
+    Raises `CodecError` for what is wrong, and for more elements than can be in *max_bytes*.
+    """
+    form = name, datatype, shape = declaration(entry, "output", index)
+    if name in declared and datatype.name == "FP32":
+        datatype = DATATYPES[declared[name]]
+        entry["datatype"] = Raw(b'"%b"' % declared[name].encode())
+        form = name, datatype, shape
+    n_elements = math.prod(shape)
+    # every element takes a digit and a comma, or two quotes and a comma
+    if n_elements * 2 - 1 > max_bytes:
+        raise CodecError(
+            f"{labelled('output', *form)}: {count_text(n_elements)} elements cannot be in an answer of at most "
+            f"{max_bytes:d} bytes (limits.response_body)"
+        )
+    return form
+
+
+def check_id(answered: bytes, sent: bytes, *, is_own: bool) -> None:
+    """Raise `ForeignAnswerError` if *answered*, the id of an answer, is another than the one that was *sent*.
+
+    Both are JSON texts; a message without an id is fine. *is_own*: the gateway has made the id that was sent, since the
+    client had none.
+    """
+    if answered in ABSENT or sent in ABSENT or _plain(answered) == _plain(sent):
+        return
+    remedy = "ids: client" if is_own else "leave_out: [id]"
+    raise ForeignAnswerError(
+        f"its id is {excerpt(answered)}, and the request's is {excerpt(sent)}: it answers another request, or the "
+        f"server makes ids of its own, which `{remedy}` allows"
+    )
+
+
+def _plain(text: bytes) -> str:
+    """What an id says: a server may escape other characters, or write a number as a string."""
+    return str(json.loads(text)) if text[:1] == b'"' else text.decode()

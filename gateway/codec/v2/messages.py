@@ -81,6 +81,9 @@ M = TypeVar("M", Request, Answer)
 TakeData = Callable[[ArrivingText, Entry], Reading[Any]]
 """Reads the long `data` of an entry, whose members before it are known; returns what the entry gets in its place."""
 
+ABSENT = frozenset((b"", b"null", b'""'))
+"""The texts of an `id` that is none (protocol 2.8)."""
+
 LATER = b"\0"
 """Stands in a printed message for `data` whose text comes later. No JSON has this byte."""
 

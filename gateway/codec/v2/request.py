@@ -27,8 +27,7 @@ from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors import elements, number_printing
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, element_count
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
-from gateway.codec.v2.ids import ABSENT
-from gateway.codec.v2.messages import LATER, LIST_LATER, Entry, Parameters, Request, printed, text_of
+from gateway.codec.v2.messages import ABSENT, LATER, LIST_LATER, Entry, Parameters, Request, printed, text_of
 from gateway.codec.v2.request_reading import CHECKED_TENSORS, RequestReading, id_of, read_inputs, select
 from gateway.errors import CodecError
 

@@ -25,8 +25,8 @@ from gateway.codec.json.pieces import PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.json.sinks import SkipSink
 from gateway.codec.tensors.datatypes import count_text
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
-from gateway.codec.v2.ids import ABSENT
 from gateway.codec.v2.messages import (
+    ABSENT,
     ArrivingMessage,
     Entry,
     Request,

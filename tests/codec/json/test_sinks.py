@@ -44,10 +44,10 @@ def test_text_of_a_binary_output_is_gone_as_soon_as_it_is_read(data: str, dataty
     for chunk in cut(one_output(data, datatype, shape), 65536):
         for _ in answer.feed(chunk):
             steps += 1
-        assert answer._arriving is not None and answer._values is not None
+        assert answer._arriving is not None
         assert len(answer._arriving.text.buffer) <= NATIVE_PIECE_BYTES  # the largest of all sinks
         assert answer._arriving.header_bytes < 1000
-        assert not any(value.text for value in answer._values.opened)
+        assert not any(value.text for value in answer.opened)
     exhaust(answer.finish())
     assert steps >= len(data) // (2 * PIECE_BYTES)
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.codec import OutputSelection, TensorPolicy
-from gateway.codec.v2.ids import ABSENT, check_id
+from gateway.codec.v2.answer import check_id
+from gateway.codec.v2.messages import ABSENT
 from gateway.errors import CodecError, ForeignAnswerError
 from tests.codec.walk import backend_json, parse_request, read_answer
 
