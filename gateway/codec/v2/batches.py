@@ -10,13 +10,12 @@ its backend.
 from collections.abc import Generator, Iterable, Sequence
 
 import msgspec
-import numpy as np
 from msgspec import Raw
 
 from gateway.codec.inference import HeaderLimits, Tensor, release
 from gateway.codec.json.members import restore_literals
 from gateway.codec.tensors import elements
-from gateway.codec.tensors.datatypes import BYTES, FLOAT, Datatype, element_count
+from gateway.codec.tensors.datatypes import BYTES, Datatype, element_count
 from gateway.codec.v2.framing import Cursor, Framing, copied
 from gateway.codec.v2.messages import Answer, Entry, Request, read_message
 from gateway.codec.v2.reply import Reply, ReplyOutput
@@ -150,7 +149,12 @@ def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list
         del blob
     replies: list[Reply] = []
     for share, *blobs in zip(shares, *pieces, strict=True):
-        replies.append(_part(reply, header, share, blobs))
+        outputs = [
+            ReplyOutput(output.name, output.datatype, (share.rows, *output.shape[1:]), [blob])
+            for output, blob in zip(reply.outputs, blobs, strict=True)
+        ]
+        nonfinite = 0 if replies else reply.nonfinite  # it is only counted in sum
+        replies.append(Reply([_filled(header, share.id, share.rows, blobs)], outputs, nonfinite))
         yield
     return replies
 
@@ -172,18 +176,6 @@ def _cut(
             end += n_rows * per_row * datatype.item_bytes
         pieces.append((yield from copied(blob[start:end])))
     return pieces
-
-
-def _part(reply: Reply, header: bytes, share: Share, blobs: list[memoryview]) -> Reply:
-    """The part of *reply* that *share* gets; *header* is its JSON with marks, and its outputs are *blobs*."""
-    outputs: list[ReplyOutput] = []
-    nonfinite = 0
-    for output, blob in zip(reply.outputs, blobs, strict=True):
-        outputs.append(ReplyOutput(output.name, output.datatype, (share.rows, *output.shape[1:]), [blob]))
-        if reply.nonfinite and output.datatype.kind is FLOAT:
-            values = output.datatype.view(blob)
-            nonfinite += len(values) - int(np.count_nonzero(output.datatype.is_finite(values)))  # type: ignore[misc]
-    return Reply([_filled(header, share.id, share.rows, blobs)], outputs, nonfinite)
 
 
 def _mark(entry: Entry, shape: tuple[int, ...]) -> None:

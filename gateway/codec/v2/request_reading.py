@@ -5,6 +5,7 @@ Whatever the backend speaks, a client's request is read here. Not here: what it 
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Generator, Sequence
 
 import msgspec
@@ -47,6 +48,10 @@ CHECKED_TENSORS = 64
 """How many small tensors one step checks."""
 
 _SIZE_DIGITS = 20
+_SEQUENCE_ID = b"sequence_id"
+_INTEGER = re.compile(rb"-?[1-9][0-9]*")
+_MAX_ID_BYTES = 1024  # as JSON text; Triton allows 128 characters
+
 _FLAGS = {b"true": True, b"false": False, b"null": None}
 _NULL = b"null"
 
@@ -338,6 +343,32 @@ def find_header_length(
     """
     text = yield from read_request(body, None, limits, reserve, recover=True, unjudged=())
     return len(body) - len(text.blobs) if text is not None and len(text.blobs) else None
+
+
+def find_sequence_id(
+    body: memoryview,
+    header_length: int | None,
+    limits: HeaderLimits = DEFAULT_LIMITS,
+    reserve: Reserve = reserve_nothing,
+) -> Generator[None, None, str | None]:
+    """The sequence id of the request in *body*; None if it has none. Yields after each step of work.
+
+    *header_length* is the client's, None if it sent none: then the JSON ends where its first value ends. A number and
+    a string of the same digits are the same id. 0, the empty string and null are none (as for Triton), and so are
+    values that are neither a string nor an integer. Nothing is judged: what cannot be read has none. *reserve* is asked
+    as by `read_request`.
+    """
+    if not (yield from contains(body if header_length is None else body[:header_length], _SEQUENCE_ID, _ESCAPE)):
+        return None
+    try:
+        text = yield from read_request(body, header_length, limits, reserve, recover=True)
+    except CodecError:
+        return None
+    assert text is not None  # it is judged
+    value = restore_literals(bytes((text.request.get("parameters") or {}).get("sequence_id", b"")))
+    if len(value) > _MAX_ID_BYTES:
+        return None
+    return value.decode() if _INTEGER.fullmatch(value) else text_of(Raw(value)) or None
 
 
 def contains(body: memoryview, *words: bytes) -> Generator[None, None, bool]:

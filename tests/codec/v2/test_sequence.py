@@ -1,4 +1,4 @@
-"""The sequence id of a request, found before anybody parses it."""
+"""The sequence id of a request, found before the request is parsed."""
 
 import json
 import random
