@@ -18,9 +18,6 @@ from gateway.errors import CodecError
 MAX_WORDS = 4096
 """The most characters of a backend's error that are repeated in an error of the gateway's own."""
 
-MAX_JSON_BYTES = 64 * 1024
-"""How much of an error that is no string is taken as its words."""
-
 WORD_MEMBERS = ("error", "detail", "message")
 """The members in which servers say what went wrong, the first one that says something wins."""
 
@@ -87,7 +84,7 @@ def words_of(members: Members) -> str:
         value = members.get(key, b"null")
         if value == b"null":
             continue
-        words = _TEXT.decode(value) if value[:1] == b'"' else value[:MAX_JSON_BYTES].decode(errors="replace")
+        words = _TEXT.decode(value) if value[:1] == b'"' else value.decode(errors="replace")
         if words.strip():
             return words.strip()
     return ""

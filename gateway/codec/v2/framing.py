@@ -92,8 +92,9 @@ class Cursor:
 
     def finish(self) -> None:
         """Raise `CodecError` if bytes are left over (protocol 1.5)."""
-        if len(self):
-            raise CodecError(f"{len(self)} bytes left over behind the binary_data_size of the last binary input")
+        left = sum(map(len, self._buffers))
+        if left:
+            raise CodecError(f"{left} bytes left over behind the binary_data_size of the last binary input")
 
 
 def copied(blob: memoryview, *, behind: bytes = b"") -> Generator[None, None, memoryview]:

@@ -308,15 +308,11 @@ def name_of(entry: Entry, section: str, index: int) -> str:
 
 
 def _what_is_wrong(entry: Entry, section: str, index: int) -> str:
-    name = name_of(entry, section, index)
-    text, shape = entry.get("datatype"), entry.get("shape")
-    datatype = text_of(text) or ""
-    label = label_of(section, name)
-    if datatype in DATATYPES:
-        return f"{label}: shape must be a list of at most {MAX_RANK} integers >= 0, got {_shown(shape)}"
-    name = datatype.upper()
-    hint = f'; datatypes are in upper case, "{name}"' if name in DATATYPES else ""
-    return f"{label}: datatype must be one of {' '.join(DATATYPES)}, got {_shown(text)}{hint}"
+    label = label_of(section, name_of(entry, section, index))
+    if text_of(entry.get("datatype")) not in DATATYPES:
+        names = " ".join(DATATYPES)
+        return f"{label}: datatype must be one of {names}, in upper case, got {_shown(entry.get('datatype'))}"
+    return f"{label}: shape must be a list of at most {MAX_RANK} integers >= 0, got {_shown(entry.get('shape'))}"
 
 
 def _shown(value: Raw | None) -> str:

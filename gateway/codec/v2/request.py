@@ -205,17 +205,16 @@ def check_finite(tensor: Tensor, policy: NonFinite) -> Generator[None, None, int
             yield
         piece = array[start : start + _FINITE_ELEMENTS]
         finite = tensor.datatype.is_finite(piece)  # type: ignore[misc]
-        n_finite = np.count_nonzero(finite)
+        n_finite = int(np.count_nonzero(finite))
         if n_finite == len(piece):
             continue
+        nonfinite += len(piece) - n_finite
         values = tensor.datatype.widen(piece)
-        if policy is not NonFinite.LITERAL:
-            refused = np.isinf(values) if policy is NonFinite.AS_NULL else ~finite
-            if refused.any():
-                index = int(np.argmax(refused))
-                raise CodecError(
-                    f"{tensor}: element {start + index} is {float(values[index])}, which JSON cannot carry; "
-                    f"this backend's `nonfinite` is {policy.value}"
-                )
-        nonfinite += len(piece) - int(n_finite)
+        refused = {NonFinite.REJECT: ~finite, NonFinite.AS_NULL: np.isinf(values)}.get(policy)
+        if refused is not None and refused.any():
+            index = int(np.argmax(refused))
+            raise CodecError(
+                f"{tensor}: element {start + index} is {float(values[index])}, which JSON cannot carry; "
+                f"this backend's `nonfinite` is {policy.value}"
+            )
     return nonfinite

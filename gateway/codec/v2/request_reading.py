@@ -50,7 +50,6 @@ CHECKED_TENSORS = 64
 _SIZE_DIGITS = 20
 _SEQUENCE_ID = b"sequence_id"
 _INTEGER = re.compile(rb"-?[1-9][0-9]*")
-_MAX_ID_BYTES = 1024  # as JSON text; Triton allows 128 characters
 
 _FLAGS = {b"true": True, b"false": False, b"null": None}
 _NULL = b"null"
@@ -201,14 +200,12 @@ def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memo
     expected = sum(size or 0 for size in sizes)
     if expected == 0 and len(blobs) <= PIECE_BYTES and not bytes(blobs).strip(SPACE):
         return blobs[:0]
-    if expected == len(blobs) and any(size is not None for size in sizes):
-        if expected and not recover:
-            raise CodecError(f"binary data follows the JSON, but the header {HEADER_LENGTH} is missing")
-        return blobs
-    raise CodecError(
-        f"the header {HEADER_LENGTH} is missing, and the body does not make up for it: {len(blobs)} bytes follow "
-        f"the JSON, but the binary_data_size of all inputs add up to {expected}"
-    )
+    if expected != len(blobs) or not recover:
+        raise CodecError(
+            f"the header {HEADER_LENGTH} is missing: {len(blobs)} bytes follow the JSON, and the binary_data_size of "
+            f"all inputs add up to {expected}"
+        )
+    return blobs
 
 
 def id_of(request: Request) -> bytes:
@@ -366,8 +363,6 @@ def find_sequence_id(
         return None
     assert text is not None  # it is judged
     value = restore_literals(bytes((text.request.get("parameters") or {}).get("sequence_id", b"")))
-    if len(value) > _MAX_ID_BYTES:
-        return None
     return value.decode() if _INTEGER.fullmatch(value) else text_of(Raw(value)) or None
 
 

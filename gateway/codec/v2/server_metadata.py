@@ -3,6 +3,8 @@
 Not here: the metadata of a model (`raw`).
 """
 
+from typing import Any
+
 import msgspec
 
 from gateway.codec.json.members import object_text, parse_object
@@ -19,12 +21,9 @@ def with_extension(text: bytes) -> bytes:
     try:
         # only the members are told apart: objects made of a mebibyte of metadata would hold the loop for 40 ms
         metadata = parse_object(text)
-        extensions = msgspec.json.decode(metadata.get("extensions", b"null"))
+        named = msgspec.json.decode(metadata.get("extensions", b"null"), type=list[Any] | None) or []
     except (CodecError, msgspec.DecodeError, RecursionError):
         return text
-    if extensions is not None and not isinstance(extensions, list):
-        return text
-    named = extensions or []
     if named.count(_EXTENSION) == 1:
         return text
     wanted = [name for name in named if name != _EXTENSION] + [_EXTENSION]

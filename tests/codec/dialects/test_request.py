@@ -344,7 +344,7 @@ def test_empty_tensor_whose_lists_say_its_shape_is_sent(shape: list[int]) -> Non
         ([json_input("x", "FP32", [2**40, 2**40], [1])], "input 'x'.*expected more than 2.64 elements"),
         ([json_input("x", "FP32", [2**30], [1])], "input 'x'.*expected 1073741824 elements, got 3 bytes of JSON"),
         ([json_input("x", "FLOAT", [1], [1])], "input 'x': datatype must be one of"),
-        ([json_input("x", "fp32", [1], [1])], 'upper case, "FP32"'),
+        ([json_input("x", "fp32", [1], [1])], 'upper case, got "fp32"'),
         ([json_input("x", "FP32", [-1], [1])], "input 'x': shape must be"),
         ([{"datatype": "FP32", "shape": [1], "data": [1]}], "input 0: name must be a string, got none"),
         ([X, X], "input 'x' is given more than once"),

@@ -193,7 +193,7 @@ def test_answer_that_is_not_what_it_should_be_is_refused(text: str) -> None:
         (output(shape="[2]"), "output 'y'.*expected 2 elements, got 1"),
         (output(data="[1"), "output 'y'.*brackets do not match"),
         (output(datatype="FOO"), "output 'y': datatype must be one of BOOL.*got \"FOO\""),
-        (output(datatype="int8"), "output 'y': datatype must be one of.*upper case, \"INT8\""),
+        (output(datatype="int8"), "output 'y': datatype must be one of.*upper case, got \"int8\""),
         ('{"name":"y","datatype":7,"shape":[1],"data":[1]}', "output 'y': datatype must be one of.*got 7"),
         ('{"name":"y","shape":[1],"data":[1]}', "output 'y': datatype must be one of.*got none"),
         ('{"name":"y","datatype":"INT8","data":[1]}', "output 'y': shape"),

@@ -60,6 +60,5 @@ def test_datatype_has_to_be_one_of_the_fourteen(raw: bytes | None) -> None:
     entry = Entry(name=Raw(b'"x"'), shape=Raw(b"[]"))
     if raw is not None:
         entry["datatype"] = Raw(raw)
-    with pytest.raises(CodecError, match=r"^input 'x': datatype must be one of BOOL .* BYTES, got ") as caught:
+    with pytest.raises(CodecError, match=r"^input 'x': datatype must be one of BOOL .* BYTES, in upper case, got "):
         declaration(entry, "input", 0)
-    assert ('upper case, "FP32"' in str(caught.value)) == (raw == b'"fp32"')

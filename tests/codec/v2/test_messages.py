@@ -85,7 +85,7 @@ def test_datatype_that_is_none_is_refused_by_input(datatype: Any) -> None:
 
 
 def test_datatype_in_lower_case_gets_the_right_spelling_as_a_hint() -> None:
-    with pytest.raises(CodecError, match='upper case, "FP32"'):
+    with pytest.raises(CodecError, match='upper case, got "fp32"'):
         parsed(header_of(entry(datatype="fp32")), bytes(16))
 
 
