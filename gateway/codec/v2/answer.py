@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of, labelled
 from gateway.codec.json.arriving import ArrivingText, Reading
-from gateway.codec.json.members import HELD_PER_BYTE, excerpt, restore_literals
+from gateway.codec.json.members import HELD_PER_BYTE, STAND_IN, excerpt, restore_literals
 from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import BYTES, DATATYPES, count_text
@@ -235,7 +235,9 @@ class InferAnswer:
         form = name, datatype, shape = _form_of(self.declared, self.max_bytes, entry, index)
         data = entry.pop("data")
         if isinstance(data, Raw):
-            text = restore_literals(bytes(data))
+            text = bytes(data)
+            if STAND_IN in text:
+                text = restore_literals(text)
             value = shaped_value(text, datatype, shape)
             blobs = value.blobs if value is not None else (yield from self._poured((text,), _sink_for(form)))
             self._header_bytes += sum(map(len, blobs))
@@ -305,7 +307,7 @@ def check_id(answered: bytes, sent: bytes, *, is_own: bool) -> None:
     Both are JSON texts; a message without an id is fine. *is_own*: the gateway has made the id that was sent, since the
     client had none.
     """
-    if answered in ABSENT or sent in ABSENT or _plain(answered) == _plain(sent):
+    if answered in ABSENT or not sent or _plain(answered) == _plain(sent):
         return
     remedy = "ids: client" if is_own else "leave_out: [id]"
     raise ForeignAnswerError(

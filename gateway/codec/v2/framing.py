@@ -45,20 +45,20 @@ def parse_framing(header_lengths: Sequence[str], content_type: str) -> Framing:
 
     Raises `CodecError` for a length that is not in decimal digits, and for two that differ (protocol 1.2).
     """
-    lengths = {_length(f"{HEADER_LENGTH}: expected the length of the JSON header", value) for value in header_lengths}
+    lengths = set(map(_length_of, header_lengths))
     if len(lengths) > 1:
         raise CodecError(f"{HEADER_LENGTH}: sent more than once with different values: {sorted(lengths)}")
+    length = lengths.pop() if lengths else None
     vendor = _VENDOR_TYPE.fullmatch(content_type) if "triton" in content_type.lower() else None
     if vendor is None:
-        return Framing(lengths.pop() if lengths else None)
-    said = lengths.pop() if lengths else _length("Content-Type: expected json-header-size", vendor[2])
-    return Framing(said, vendor[1])
+        return Framing(length)
+    return Framing(_length_of(vendor[2]) if length is None else length, vendor[1])
 
 
-def _length(what: str, value: str) -> int:
+def _length_of(value: str) -> int:
     digits = _DIGITS.fullmatch(value)
     if digits is None:
-        raise CodecError(f"{what} in decimal digits, got {value[:64]!r}")
+        raise CodecError(f"{HEADER_LENGTH} or json-header-size: expected decimal digits, got {value[:64]!r}")
     return int(digits[1])
 
 

@@ -107,7 +107,7 @@ def test_vendors_content_types_carry_the_length_and_the_reply_says_it_alike(vend
         assert framing.header_length == 12
         assert framing.content_type(34).lower() == f"{media_type};json-header-size=34"
     assert parse_framing(["5"], f"{media_type};json-header-size=12").header_length == 5
-    with pytest.raises(CodecError, match="expected json-header-size in decimal digits, got 'x'"):
+    with pytest.raises(CodecError, match="json-header-size: expected decimal digits, got 'x'"):
         parse_framing([], f"{media_type};json-header-size=x")
 
 
