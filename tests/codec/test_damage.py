@@ -12,8 +12,7 @@ import pytest
 
 from gateway.codec import OutputSelection
 from gateway.codec.json.arriving import RUN_BYTES
-from gateway.codec.json.brackets import WALK_BYTES
-from gateway.codec.json.pieces import PIECE_BYTES
+from gateway.codec.json.pieces import PIECE_BYTES, WALK_BYTES
 from gateway.codec.tensors.number_parsing import LIST_PIECE_BYTES, NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import TOLERANT_PIECE_BYTES
 from gateway.codec.tensors.string_reading import RUN_BYTES as STRINGS_BYTES

@@ -8,8 +8,8 @@ from collections.abc import Generator
 from gateway.codec.dialects.description import TensorDescription
 from gateway.codec.inference import label_of, shape_text
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading
-from gateway.codec.json.brackets import OBJECT
 from gateway.codec.json.members import excerpt
+from gateway.codec.json.pieces import OBJECT
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import Datatype, Kind
 from gateway.codec.tensors.number_reading import NumberSink

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.codec.json.brackets import ARRAY, OBJECT
+from gateway.codec.json.pieces import ARRAY, OBJECT
 from gateway.errors import CodecError
 
 MAX_STEPS = 16

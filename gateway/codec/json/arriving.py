@@ -15,9 +15,8 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from gateway.codec.json.brackets import END_ARRAY, END_OBJECT, OBJECT, QUOTE
 from gateway.codec.json.members import MAX_NAME_BYTES, excerpt, parse_object
-from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, SPACE
+from gateway.codec.json.pieces import END_ARRAY, END_OBJECT, NOT_SPACE, OBJECT, PIECE_BYTES, QUOTE, SPACE
 from gateway.codec.json.sinks import Sink, TextSink, step_of
 from gateway.errors import CodecError
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import orjson
 
-from gateway.codec.json.brackets import STEP_TOKENS, WALK_BYTES, skip_inside_string
-from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES
+from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, STEP_TOKENS, WALK_BYTES, skip_inside_string
 
 MAX_KEY_BYTES = 256
 """The longest key that is compared with a wanted one: a wanted key is shorter, even with every character escaped."""
@@ -57,7 +56,7 @@ class MemberFinder:
         self.found = False
         limit = min(len(buffer), WALK_BYTES)
         if self._inside_string:
-            end, is_closed = skip_inside_string(buffer, 0)
+            end, is_closed = skip_inside_string(buffer)
             self._inside_string = not is_closed
             return end
         if self._may_be_key:
@@ -160,7 +159,7 @@ class MemberReplacer:
                     piece += self._value
                     taken += 1
             elif self._is_inside_value:
-                taken, is_closed = skip_inside_string(buffer, 0)
+                taken, is_closed = skip_inside_string(buffer)
                 if not taken:
                     return
                 self._is_inside_value = not is_closed

@@ -46,9 +46,6 @@ STAND_IN = b"[1%014d" % secrets.randbelow(10**14)
 _AT_BYTE = re.compile(r"(?<=\(byte )[0-9]+")
 """Where in a text the words of an error say that it is wrong."""
 
-_RESTORED_BYTES = 24 * 1024
-"""Up to how much text literals are put back at once: in texts below 30,000 bytes `replace` is twice as fast."""
-
 _STAND_IN_NAME = STAND_IN.decode()
 _STAND_INS = {
     literal: b"%b%d]" % (STAND_IN, index) for index, literal in enumerate((b"-Infinity", b"Infinity", b"NaN"))
@@ -118,9 +115,6 @@ def restore_literals(text: bytes) -> bytes:
     """Undo `protect_literals` in *text*, a part of the text that it returned."""
     if STAND_IN not in text:
         return text
-    middle = text.find(STAND_IN, len(text) // 2) if len(text) > _RESTORED_BYTES else 0
-    if middle > 0:
-        return restore_literals(text[:middle]) + restore_literals(text[middle:])
     for literal, stand_in in _STAND_INS.items():
         text = text.replace(stand_in, literal)
     return text

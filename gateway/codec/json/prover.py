@@ -26,17 +26,20 @@ import re
 from itertools import islice
 from typing import ClassVar
 
-from gateway.codec.json.brackets import (
+from gateway.codec.json.members import check_json
+from gateway.codec.json.pieces import (
     ARRAY,
+    NOT_SPACE,
     OBJECT,
+    PIECE_BYTES,
     STEP_TOKENS,
     STRING_OR_BRACKET,
+    check_cut,
     last_comma,
     scalar_end,
+    string_part,
     walk,
 )
-from gateway.codec.json.members import check_json
-from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, check_cut, string_part
 from gateway.errors import CodecError
 
 MAX_WINDOW_BYTES = 8 * PIECE_BYTES

@@ -7,9 +7,8 @@ Here are the ones for values that stay JSON, and what all drivers of sinks need.
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from gateway.codec.json.brackets import scalar_end, skip_inside_string
 from gateway.codec.json.member_finder import MemberFinder
-from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES
+from gateway.codec.json.pieces import NOT_SPACE, PIECE_BYTES, scalar_end, skip_inside_string
 from gateway.codec.json.prover import Prover
 from gateway.errors import CodecError
 
@@ -83,7 +82,7 @@ class SkipSink:
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`."""
         if self._is_string:
-            end, self.done = skip_inside_string(buffer, 0)
+            end, self.done = skip_inside_string(buffer)
             return end
         if not self._finder.depth:
             first = NOT_SPACE.search(buffer, 0, PIECE_BYTES)

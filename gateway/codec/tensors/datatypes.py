@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from operator import methodcaller
 from typing import Any, Literal
 
 import numpy as np
@@ -47,27 +48,18 @@ def _bfloat16_to_float32(array: Array) -> Array:
     return (array.astype("<u4") << np.uint32(16)).view("<f4")
 
 
-def _float64_to(wire: str) -> Callable[[Array], Array]:
-    def narrow(values: Array) -> Array:
-        return values.astype(wire)
-
-    return narrow
-
-
 def _float64_to_bfloat16(values: Array) -> Array:
     """Round float64 to the nearest BF16 bits, ties to even, in one rounding.
 
-    Going through float32 rounds twice. That makes a difference only where the float32 lies exactly between two BF16
-    and the float64 does not: there the float32 is moved by one step towards the float64 before it is rounded.
+    Going through float32 would round twice. So a float32 that is not exact gets an odd fraction: then it lies on the same
+    side of every BF16, and of the middle of two, as the float64.
     """
     single = values.astype("<f4")
-    bits = single.view("<u4").copy()
+    bits = single.view("<u4")
     nan = np.isnan(single)
-    tie = (bits & 0xFFFF) == 0x8000
-    if tie.any():
-        back = single.astype("<f8")
-        bits[tie & (np.abs(back) < np.abs(values))] += 1
-        bits[tie & (np.abs(back) > np.abs(values))] -= 1
+    back = single.astype("<f8")
+    bits -= np.abs(back) > np.abs(values)
+    bits |= back != values
     bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     narrowed = (bits >> np.uint32(16)).astype("<u2")
     if nan.any():
@@ -157,7 +149,7 @@ def _float(
         dtype,
         "d",
         widen,
-        narrow or _float64_to(wire),
+        narrow or methodcaller("astype", wire),
         is_finite,
         dropped_bits=np.uint64(2**n_dropped - 1),
         tie=np.uint64(2**n_dropped // 2),

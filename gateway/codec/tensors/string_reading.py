@@ -30,9 +30,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.codec.json.brackets import OBJECT
 from gateway.codec.json.member_finder import is_key
-from gateway.codec.json.pieces import PIECE_BYTES, beginning
+from gateway.codec.json.pieces import OBJECT, PIECE_BYTES, beginning
 from gateway.codec.json.prover import Prover
 from gateway.codec.tensors.base64_reading import octets_of
 from gateway.codec.tensors.elements import (

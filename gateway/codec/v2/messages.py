@@ -14,8 +14,6 @@ from msgspec import Meta, Raw
 
 from gateway.codec.inference import HeaderLimits, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
-from gateway.codec.json.brackets import ARRAY
-from gateway.codec.json.brackets import OBJECT as BRACE
 from gateway.codec.json.members import (
     OBJECT,
     STAND_IN,
@@ -25,7 +23,8 @@ from gateway.codec.json.members import (
     restore_literals,
     restore_members,
 )
-from gateway.codec.json.pieces import SPACE
+from gateway.codec.json.pieces import ARRAY, SPACE
+from gateway.codec.json.pieces import OBJECT as BRACE
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
 from gateway.errors import CodecError, TooLargeError

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.codec.dialects.paths import MAX_STEPS, Node, find, steps_of, tree_of
-from gateway.codec.json.brackets import ARRAY, OBJECT
+from gateway.codec.json.pieces import ARRAY, OBJECT
 from gateway.errors import CodecError
 
 

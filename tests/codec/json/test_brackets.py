@@ -5,8 +5,7 @@ import re
 import pytest
 
 from gateway.codec.json import prover as prover_module
-from gateway.codec.json.brackets import MAX_TEXT_DEPTH, STEP_TOKENS, walk
-from gateway.codec.json.pieces import PIECE_BYTES
+from gateway.codec.json.pieces import MAX_TEXT_DEPTH, PIECE_BYTES, STEP_TOKENS, walk
 from gateway.errors import CodecError
 from tests.codec.walk import proved
 
