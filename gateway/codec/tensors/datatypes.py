@@ -51,8 +51,8 @@ def _bfloat16_to_float32(array: Array) -> Array:
 def _float64_to_bfloat16(values: Array) -> Array:
     """Round float64 to the nearest BF16 bits, ties to even, in one rounding.
 
-    Going through float32 would round twice. So a float32 that is not exact gets an odd fraction: then it lies on the same
-    side of every BF16, and of the middle of two, as the float64.
+    Going through float32 would round twice. So a float32 that is not exact gets an odd fraction: then it lies on the
+    same side of every BF16, and of the middle of two, as the float64.
     """
     single = values.astype("<f4")
     bits = single.view("<u4")
