@@ -8,12 +8,10 @@ import argparse
 import asyncio
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
@@ -21,8 +19,7 @@ from gateway import __version__, demo
 from gateway.app import file_problems, settle
 from gateway.backend.first_look import look_at
 from gateway.backend.tasks import Tasks
-from gateway.config import MAX_FILE_BYTES, Config, for_backend, inspect, inspect_bytes, json_schema, load
-from gateway.config.values import nearest
+from gateway.config import Config, for_backend, inspect, inspect_bytes, json_schema, load
 from gateway.doctor import Given, examine
 from gateway.errors import ConfigError
 from gateway.plan import who_answers
@@ -32,12 +29,6 @@ from gateway.process.reload import Reloader
 from gateway.process.supervisor import Supervisor
 from gateway.process.systemd import Notifier
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
-
-_ENDPOINT = "backends.default.endpoints[0]"
-"""The key that `--backend` stands for."""
-
-_HOST_AND_PORT = re.compile(r"(localhost|[\w.-]+:[0-9]+|\[[0-9A-Fa-f:.]+\](:[0-9]+)?)(/|$)", re.ASCII)
-"""The beginning of a URL whose scheme was forgotten."""
 
 _OF_KSERVE = ("predictor_host", "model_name", "http_port")
 """Options that KServe appends to the arguments of a transformer's container, each with a value.
@@ -87,19 +78,9 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that suggests the command that was probably meant."""
-
-    def error(self, message: str) -> NoReturn:
-        """See argparse."""
-        wrong, *choices = re.findall("'([^']*)'", message) if "invalid choice" in message else [""]
-        meant = nearest(wrong, choices) if choices else None
-        super().error(f"{message}; did you mean {meant}?" if meant else message)
-
-
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands. In what it parses, `run` is the command's function; None without a command."""
-    parser = _Parser(
+    parser = argparse.ArgumentParser(
         prog="tensor-gateway",
         description="Gives JSON-only inference servers the binary tensor extension of Triton and KServe.",
         epilog=_EXAMPLES,
@@ -109,19 +90,19 @@ def parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="{serve,check,schema,doctor,demo}")
 
-    def command(run: Callable[[argparse.Namespace], int], words: str) -> Callable[..., argparse.Action]:
+    def command(run: Callable[[argparse.Namespace], int], words: str) -> argparse.ArgumentParser:
         known = commands.add_parser(run.__name__.lstrip("_"), help=words, description=run.__doc__)
         known.set_defaults(run=run, usage=known)
-        return known.add_argument
+        return known
 
-    add = command(_serve, "run the gateway")
-    add("source", metavar="FILE|URL", help="the same as --config FILE or --backend URL", nargs="?")
-    add("--config", metavar="FILE", help="serve what this YAML file configures")
-    add("--backend", metavar="URL", help="serve in front of this one server, such as http://127.0.0.1:8000")
-    address = "[HOST:]PORT"
-    add("--listen", metavar=address, help="with --backend: where clients connect (default 127.0.0.1:8080)")
-    add("--admin", metavar=address, help="with --backend: metrics and health (default 127.0.0.1:9090)")
-    add("--grpc", metavar=address, help="with --backend: where clients of gRPC connect (default: nowhere)")
+    serve = command(_serve, "run the gateway")
+    source = serve.add_mutually_exclusive_group(required=True).add_argument
+    source("--config", metavar="FILE", type=Path, help="serve what this YAML file configures")
+    source("--backend", metavar="URL", help="serve in front of this one server, such as http://127.0.0.1:8000")
+    add = serve.add_argument
+    add("--listen", metavar="HOST:PORT", help="with --backend: where clients connect (default 127.0.0.1:8080)")
+    add("--admin", metavar="HOST:PORT", help="with --backend: metrics and health (default 127.0.0.1:9090)")
+    add("--grpc", metavar="HOST:PORT", help="with --backend: where clients of gRPC connect (default: nowhere)")
     add("--workers", metavar="N", help="with --backend: processes that share the port (default 1; auto: one per core)")
     log_words = "with --backend: how requests are logged to standard output (default json, on a terminal text)"
     add("--log", choices=("json", "text", "none"), help=log_words)
@@ -131,12 +112,12 @@ def parser() -> argparse.ArgumentParser:
     for name in _OF_KSERVE:
         add(f"--{name}", help=argparse.SUPPRESS)
 
-    add = command(_check, "check a configuration")
-    add("files", metavar="FILE", nargs="*", help="the files; - for standard input, with paths of the working folder")
+    add = command(_check, "check a configuration").add_argument
+    add("file", metavar="FILE", help="the file; - for standard input, with paths of the working folder")
 
     command(_schema, "print the JSON Schema of the configuration")
 
-    add = command(_doctor, "find out what a server speaks, and what to set for it")
+    add = command(_doctor, "find out what a server speaks, and what to set for it").add_argument
     add("url", metavar="URL", help="the server, such as http://127.0.0.1:8000")
     add("--model", metavar="M", default="", help="what to try; without it the only model, if there is one")
     add("--yaml", action="store_true", help="print nothing but the configuration; findings go to standard error")
@@ -149,35 +130,28 @@ def parser() -> argparse.ArgumentParser:
     add("--key", metavar="FILE", help="its key")
     add("--server-name", metavar="NAME", help="for https: the name in the server's certificate, if it is not the URL's")
 
-    add = command(_demo, "see one binary inference, step by step")
+    add = command(_demo, "see one binary inference, step by step").add_argument
     add("--once", action="store_true", help="exit afterwards; without this, both go on serving")
     return parser
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Check configurations, each by itself.
+    """Check a configuration.
 
     Every error and warning is a line on standard error: file, line, key, reason. Exit code 0 without errors, else 2.
     """
-    if not options.files:
-        options.usage.error("name the file: tensor-gateway check gateway.yaml; - reads standard input")
-    return max([_checked(file) for file in options.files])
-
-
-def _checked(file: str) -> int:
-    """Print the errors and warnings of *file*, and return its exit code. Raises `ConfigError` if *file* is a URL."""
-    if "://" in file:
-        raise ConfigError(f"{file}: expected a file; to serve in front of a server: serve --backend URL")
-    found = inspect_bytes(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "-") if file == "-" else inspect(Path(file))
+    file = options.file
+    found = inspect_bytes(sys.stdin.buffer.read(), "-") if file == "-" else inspect(Path(file))
     if found.read is not None:
         # errors inside of files that keys name, such as certificates, except for keys that have an error already
         for key, reason in file_problems(found.read):
             found.add(found.errors, key, reason)
     for text in found.texts():
         print(text, file=sys.stderr)
-    if found.config is not None:
-        print(f"{file}: valid; backends: {', '.join(found.config.backends)}{who_answers(found.config)}", flush=True)
-    return 2 if found.config is None else 0
+    if found.config is None:
+        return 2
+    print(f"{file}: valid; backends: {', '.join(found.config.backends)}{who_answers(found.config)}", flush=True)
+    return 0
 
 
 def _schema(options: argparse.Namespace) -> int:
@@ -203,17 +177,20 @@ def _serve(options: argparse.Namespace) -> int:
     SIGHUP reads the file again: it takes effect as a whole, or, if anything in it is wrong, not at all.
     """
     notifier = Notifier.from_environment()
-    file, backend = _source(options)
     _take_from_kserve(options)
-    of_backend = (options.listen, options.admin, options.grpc, options.workers, options.log)
-    if file is not None and any(option is not None for option in of_backend):
-        options.usage.error(
-            "--listen, --admin, --grpc, --workers and --log go with --backend; with --config set them in the file"
-        )
-    if file is None and options.watch:
-        options.usage.error("--watch goes with --config: there is no file to watch")
-    reloader = Reloader(file, notifier)
-    config = load(file) if file is not None else _of_options(backend, options)
+    of_backend = {key: getattr(options, key) for key in ("listen", "admin", "grpc", "workers")}
+    if options.config is None:
+        if options.watch:
+            options.usage.error("--watch goes with --config: there is no file to watch")
+        access = options.log or ("text" if sys.stdout.isatty() else "json")
+        config = for_backend(options.backend, access, **of_backend)
+    else:
+        if any((options.log, *of_backend.values())):
+            options.usage.error(
+                "--listen, --admin, --grpc, --workers and --log go with --backend; with --config set them in the file"
+            )
+        config = load(options.config)
+    reloader = Reloader(options.config, notifier)
     writer = LogWriter(config.logging.level, config.logging.format)
     writer.start()
     try:
@@ -230,33 +207,6 @@ def _take_from_kserve(options: argparse.Namespace) -> None:
     if given:
         os.environ.update(given)
         options.workers = None  # KServe derives it from containerConcurrency, which counts requests and not processes
-
-
-def _of_options(backend: str, options: argparse.Namespace) -> Config:
-    """The configuration of `serve --backend`. Raises `ConfigError`."""
-    access = options.log or ("text" if sys.stdout.isatty() else "json")
-    given = (options.listen, options.admin, options.grpc)
-    listen, admin, grpc = [f"127.0.0.1:{port}" if port and port.isdecimal() else port for port in given]
-    try:
-        return for_backend(backend, listen, admin, grpc, access, options.workers)
-    except ConfigError as error:
-        in_options = str(error).replace(_ENDPOINT, "--backend")
-        in_options = re.sub("^(listen|admin|grpc|workers): ", r"--\1: ", in_options, flags=re.MULTILINE)
-        raise ConfigError(in_options) from None
-
-
-def _source(options: argparse.Namespace) -> tuple[Path | None, str]:
-    """The configuration's file and an empty text, or None and a backend's URL, whichever option has named it."""
-    given = [each for each in (options.source, options.config, options.backend) if each is not None]
-    if len(given) != 1:
-        options.usage.error(
-            "say what to serve, one of --backend URL, --config FILE and FILE|URL; to see it work without a server: "
-            "tensor-gateway demo"
-        )
-    (source,) = given
-    is_file = "://" not in source and (source.endswith((".yaml", ".yml", ".json")) or os.path.exists(source))
-    looks_like_url = options.backend is not None or "://" in source or _HOST_AND_PORT.match(source)
-    return (None, source) if looks_like_url and not is_file else (Path(source), "")
 
 
 async def _serve_until_stopped(

@@ -34,7 +34,8 @@ async def demonstrate(stop_event: Callable[[], asyncio.Event], *, once: bool) ->
     stopped = stop_event()
     async with JsonServer.on_port(PORTS[0]) as server:
         listen, admin, grpc = (f"127.0.0.1:{_free_port_or_any(port)}" for port in PORTS[1:])
-        config = for_backend(server.url, listen, admin, grpc if has_grpc() else None, access="none")
+        grpc_if_installed = grpc if has_grpc() else None
+        config = for_backend(server.url, "none", listen=listen, admin=admin, grpc=grpc_if_installed)
         application = await Application.start(config)
         try:
             exact = await show(server, application.listen_url, application.admin_url)

@@ -589,8 +589,8 @@ def test_each_worker_has_its_share_of_every_limit_that_counts_what_is_held() -> 
 
 
 def test_serve_with_a_backend_is_the_minimal_file() -> None:
-    assert for_backend("http://x:1/", None, None).backends["default"].endpoints == ["http://x:1"]
-    assert for_backend("http://x:1", "[::1]:5", None).listen.host == "::1"
+    assert for_backend("http://x:1/").backends["default"].endpoints == ["http://x:1"]
+    assert for_backend("http://x:1", listen="[::1]:5").listen.host == "::1"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

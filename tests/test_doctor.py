@@ -756,7 +756,7 @@ async def test_the_file_alone_is_on_standard_output_is_valid_and_works_at_once(
     file.write_text(found.stdout)
     result = run_inside("check", str(file))
     assert (result.returncode, result.stderr) == (0, ""), result
-    async with process("serve", str(file)) as gateway:
+    async with process("serve", "--config", str(file)) as gateway:
         url = await url_in_line(gateway.stderr)
         assert f"listen: {url.removeprefix('http://')}\n" in found.stdout
         assert await asyncio.to_thread(added, url) == [[5] * 16]
@@ -818,7 +818,7 @@ async def works_at_once(
                 patch.setenv(name, value)
             result = run_inside("check", str(file))
             assert result.returncode == 0, result
-            async with process("serve", str(file)) as gateway:
+            async with process("serve", "--config", str(file)) as gateway:
                 await asyncio.to_thread(infer_with_client, await url_in_line(gateway.stderr), model, inputs)
 
 

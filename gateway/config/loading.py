@@ -53,19 +53,14 @@ def _sound(found: Inspected) -> Config:
     return found.config
 
 
-def for_backend(
-    endpoint: str,
-    listen: str | None = None,
-    admin: str | None = None,
-    grpc: str | None = None,
-    access: str | None = None,
-    workers: str | None = None,
-) -> Config:
-    """The configuration of `serve --backend`; *access* is `logging.access`. Raises `ConfigError`."""
-    logging = {"access": access} if access is not None else None
-    given = {"listen": listen, "admin": admin, "grpc": grpc, "workers": workers, "logging": logging}
+def for_backend(endpoint: str, access: str = "json", **given: str | None) -> Config:
+    """The configuration of `serve --backend`; *access* is `logging.access`. Raises `ConfigError`.
+
+    *given* are keys of the file with their values; None where there is none.
+    """
     tree = {key: value for key, value in given.items() if value is not None}
-    return parse(yaml.safe_dump({"backends": {"default": {"endpoints": [endpoint], "health": {}}}, **tree}))
+    backend = {"endpoints": [endpoint], "health": {}}
+    return parse(yaml.safe_dump({"backends": {"default": backend}, "logging": {"access": access}, **tree}))
 
 
 def encode(config: Config) -> bytes:

@@ -57,7 +57,8 @@ async def main() -> None:
         f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {{access: none}}\n"
         f"backends: {{main: {{endpoints: ['{url}'], {settings}}}}}\n"
     )
-    application = await Application.start(config if settings else for_backend(url, "127.0.0.1:0", "127.0.0.1:0"))
+    plain = for_backend(url, listen="127.0.0.1:0", admin="127.0.0.1:0")
+    application = await Application.start(config if settings else plain)
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     settle()
