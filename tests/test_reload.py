@@ -21,7 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import Config, load, masked, parse
-from gateway.config.findings import HIDDEN
+from gateway.config.reading import HIDDEN
 from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process import reload as reload_module

@@ -1,6 +1,5 @@
 """The configuration: `schema` says what a file may hold, `loading` reads it."""
 
-from gateway.config.findings import without_hidden_paths
 from gateway.config.json_schema import json_schema
 from gateway.config.loading import (
     decode,
@@ -12,6 +11,7 @@ from gateway.config.loading import (
     masked,
     parse,
 )
+from gateway.config.reading import without_hidden_paths
 from gateway.config.rules import SET_BY_GATEWAY
 from gateway.config.schema import (
     Backend,
@@ -26,10 +26,9 @@ from gateway.config.schema import (
     Tracing,
 )
 from gateway.config.values import Address, Duration, Endpoint, Size, Workers
-from gateway.config.yaml_nodes import MAX_FILE_BYTES
 
 __all__ = [
-    "MAX_FILE_BYTES", "SET_BY_GATEWAY", "Address", "Backend", "BackendTls", "Config", "Duration", "Endpoint", "Health",
+    "SET_BY_GATEWAY", "Address", "Backend", "BackendTls", "Config", "Duration", "Endpoint", "Health",
     "Limits", "ListenerTls", "Model", "Route", "Shutdown", "Size", "Tracing", "Workers", "decode", "encode",
     "for_backend", "inspect", "inspect_bytes", "json_schema", "load", "masked", "parse", "without_hidden_paths",
 ]  # fmt: skip

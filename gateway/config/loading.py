@@ -10,14 +10,11 @@ from typing import Any
 import msgspec
 import yaml
 
-from gateway.config.findings import HIDDEN, Finding, Inspected
-from gateway.config.reading import MAX_FINDINGS, inspected
-from gateway.config.rules import check
+from gateway.config.reading import HIDDEN, Inspected
+from gateway.config.rules import ERRORS, WARNINGS
 from gateway.config.schema import Config
 from gateway.config.structure import walk
 from gateway.config.values import FilePath, plain, read, shortened
-from gateway.config.warnings import WARNINGS
-from gateway.config.yaml_nodes import MAX_FILE_BYTES
 from gateway.errors import ConfigError
 
 
@@ -28,7 +25,7 @@ def inspect(path: Path) -> Inspected:
 
 def inspect_bytes(content: bytes, file: str) -> Inspected:
     """`inspect` for *content* that came from elsewhere, *file* in messages; relative to the working directory."""
-    return _looked_closer_at(inspected(content, file, Path.cwd()))
+    return _looked_closer_at(_inspected(content, file, Path.cwd()))
 
 
 def load(path: Path) -> Config:
@@ -44,7 +41,7 @@ def parse(text: str) -> Config:
 
     Raises `ConfigError`: for each error a line of key and reason. Files that keys name are not looked for.
     """
-    return _sound(inspected(text.encode(errors="surrogatepass"), "", Path.cwd()))
+    return _sound(_inspected(text.encode(errors="surrogatepass"), "", Path.cwd()))
 
 
 def _sound(found: Inspected) -> Config:
@@ -99,12 +96,22 @@ def _masked(value: Any, path: str, hidden: set[str]) -> Any:
 
 
 def _read_file(path: Path) -> Inspected:
+    base = path.absolute().parent
     try:
-        with path.open("rb") as opened:
-            content = opened.read(MAX_FILE_BYTES + 1)
+        return _inspected(path.read_bytes(), str(path), base)
     except OSError as error:
-        return Inspected(str(path), errors=[Finding(0, "", f"cannot be read: {error.strerror}")])
-    return inspected(content, str(path), path.absolute().parent)
+        found = Inspected(str(path), base)
+        found.fail("", f"cannot be read: {error.strerror}", 0)
+        return found
+
+
+def _inspected(content: bytes, file: str, base: Path) -> Inspected:
+    """What *content* says and what is wrong with it, without warnings; paths are relative to the folder *base*."""
+    found = Inspected(file, base)
+    found.take(content)
+    found.judge(ERRORS, found.errors, of_defaults=True)
+    found.errors.sort(key=lambda error: error.line)
+    return found
 
 
 def _looked_closer_at(found: Inspected) -> Inspected:
@@ -112,9 +119,7 @@ def _looked_closer_at(found: Inspected) -> Inspected:
 
     What such a file holds is judged by whoever reads it.
     """
-    for key, reason in check(WARNINGS, found.read):
-        if key in found.lines and len(found.warnings) < MAX_FINDINGS:  # a default is not warned of
-            found.add(found.warnings, key, reason)
+    found.judge(WARNINGS, found.warnings, of_defaults=False)
     for key, value in walk(found.read):
         if isinstance(value, FilePath) and not os.path.isfile(value):
             found.add(found.errors, key, f"no such file: {value}")

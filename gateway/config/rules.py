@@ -1,9 +1,10 @@
-"""What values must satisfy beyond their types: a table of rules, and the loop that reads such a table.
+"""What values must satisfy beyond their types, and what is allowed but hardly meant: two tables of rules.
 
-Words name keys and never repeat a value, which may be a secret from outside. Not here: the keys (`schema`), what is
-allowed but hardly meant (`warnings`), and the line of the file that a key stands in (`reading`).
+Words name keys and never repeat a value, which may be a secret from outside. Not here: the keys (`schema`), and the
+line of the file that a key stands in (`reading`).
 """
 
+import fnmatch
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from gateway.config.schema import (
     ModelTensor,
     Part,
     Route,
+    Timeouts,
 )
 from gateway.config.structure import join, walk
 from gateway.config.values import FORMATS, HEADER_NAME, nearest, shortened
@@ -43,6 +45,7 @@ _PATH = re.compile(r"/[!\"$-~]*")
 _PREFIX = re.compile(r"/[!\"$->@-~]*")
 _FIELD = re.compile(r"\{[^}]*\}?|\}")
 _HOST_PATTERN = re.compile(r"[!-.0-~]+")
+_SPECIAL = re.compile(r"[*?\[]")
 
 
 class Place(NamedTuple):
@@ -61,8 +64,7 @@ class Rule(NamedTuple):
     part: type[Part]
     keys: str
     """Separated by blanks; `*` is every name of a mapping and every index of a list. Values that are absent (None) are
-    skipped. What follows a colon is named but not looked at: `models.*:inputs` is about a model, and names its inputs.
-    """
+    skipped."""
     condition: Callable[[Place], object]
     """It gives what was found, if anything. If that is a mapping, its keys are places inside of the value, such as
     `[1].name`, and its values what was found there."""
@@ -79,12 +81,11 @@ def check(rules: Sequence[Rule], config: Config | None) -> Iterator[tuple[str, s
 
 
 def _told(rule: Rule, path: str, part: Part) -> Iterator[tuple[str, str]]:
-    for key in rule.keys.split():
-        looked_at, _, named = key.partition(":")
-        for inner, place in _places(path, part, looked_at):
+    for key in rule.keys.split() or [""]:
+        for inner, place in _places(path, part, key):
             found = rule.condition(place)
             for at, what in found.items() if isinstance(found, dict) else [("", found)] if found else []:
-                yield (join(inner, named) if named else inner) + at, rule.words.format(part=part, found=what)
+                yield inner + at, rule.words.format(part=part, found=what)
 
 
 def _places(path: str, part: Part, key: str) -> Iterator[tuple[str, Place]]:
@@ -105,17 +106,6 @@ def _inside(path: str, place: Place, step: str) -> Iterator[tuple[str, Place]]:
         yield from ((f"{path}[{index}]", Place(part, index, item)) for index, item in enumerate(value))
 
 
-def _is_foreign(at: Place) -> bool:
-    """Whether something is set that only servers of V2 understand, for a server of another dialect."""
-    return at.part.dialect in FORMATS and at.value not in ("never", "client", [])
-
-
-def _body_faults(at: Place) -> dict[str, str]:
-    """What is wrong with the body of a template, by the place in the body."""
-    body = at.value.body
-    return {} if body is None else body.faults
-
-
 def _refusal(read: Callable[[Any], object], value: Any) -> str | None:
     """Why the codec cannot *read* the *value*."""
     try:
@@ -130,36 +120,12 @@ def _paths_fault(at: Place) -> str | None:
     return None if any(_refusal(steps_of, path) for path in at.value.values()) else _refusal(tree_of, at.value)
 
 
-def _outputs_without_path(at: Place) -> dict[str, bool]:
-    """The outputs of a template that `answer` has no path for."""
-    if at.part.dialect != "template" or not at.value.answer:
-        return {}
-    return {f".{shortened(name)}": True for name in at.value.outputs if name not in at.value.answer}
-
-
-def _for_templates(at: Place) -> str | None:
-    """The key that is set of a model, and that only `dialect: template` has."""
-    model = at.value
-    said = {"request": model.request, "answer": model.answer, "error": model.error}
-    return next((key for key, value in said.items() if value), None) if at.part.dialect != "template" else None
-
-
-def _for_strings(tensor: ModelTensor) -> str | None:
-    """The key that is set of an input or output, and that only strings have."""
-    if tensor.encoding is not None:
-        return "encoding"
-    return "missing" if isinstance(tensor, ModelOutput) and tensor.missing is not None else None
-
-
 def _expected_formats(at: Place) -> str | None:
     """The formats of the dialect, if the model's is none of them."""
-    formats = FORMATS.get(at.part.dialect) or (at.value,)
-    return f"{', '.join(formats[:-1])} or {formats[-1]}" if at.value not in formats else None
-
-
-def _has_nameless_input(at: Place) -> bool:
-    may_have = at.part.dialect in ("mlflow", "auto") and at.value.format in (None, "inputs")
-    return "" in at.value.inputs and not may_have
+    formats = FORMATS.get(at.part.dialect, ())
+    if at.part.dialect == "auto" or at.value in formats:
+        return None
+    return f"{', '.join(formats[:-1])} or {formats[-1]}" if formats else "none"
 
 
 def _matches_no_model(pattern: str) -> bool:
@@ -176,12 +142,6 @@ def _repeated(items: Sequence[Hashable]) -> dict[int, int]:
     return {index: earlier for index, item in enumerate(items) if (earlier := first.setdefault(item, index)) != index}
 
 
-def _repeated_headers(at: Place) -> dict[str, str]:
-    names = list(at.value)
-    repeated = _repeated([name.lower() for name in names])
-    return {f".{shortened(names[index])}": shortened(names[first]) for index, first in repeated.items()}
-
-
 def _no_backend(name: str, config: Config) -> str | None:
     """Where no backend is called *name*: which was probably meant, or else which backends there are."""
     if name in config.backends:
@@ -194,13 +154,37 @@ def _repeated_names(at: Place) -> dict[str, int]:
     return {f"[{index}].name": first for index, first in _repeated([route.name for route in at.value]).items()}
 
 
-def _needed_memory(config: Config) -> str | None:
-    """What `in_flight_bytes` must at least hold; None if a request of the largest size can be admitted."""
-    if config.limits.request_body <= config.limits.in_flight_bytes // max(config.workers, 1):
-        return None
-    return "`limits.request_body`" + (
-        " for each worker: raise it, or set fewer `workers`" if config.workers > 1 else ""
-    )
+def _never_matching(at: Place) -> dict[str, int]:
+    """The routes that certainly never match, each with the index of the first route that takes all its requests."""
+    found = {}
+    for index, route in enumerate(at.value):
+        cover = next((earlier for earlier in range(index) if _covers(at.value[earlier], route)), None)
+        if cover is not None:
+            found[f"[{index}]"] = cover
+    return found
+
+
+def _covers(wide: Route, narrow: Route) -> bool:
+    """Whether *wide* certainly matches every request that *narrow* matches.
+
+    Hosts are compared as they are written. Models are compared behind the same prefix only, because the prefix decides
+    which part of a path is the model.
+    """
+    if wide.host not in (None, "*") and wide.host.lower() != (narrow.host or "").lower():
+        return False
+    wide_prefix, narrow_prefix = ((each.path_prefix or "").rstrip("/") for each in (wide, narrow))
+    if wide.models is None:
+        return f"{narrow_prefix}/".startswith(f"{wide_prefix}/")
+    if narrow.models is None or wide_prefix != narrow_prefix:
+        return False
+    return all(any(_covers_pattern(pattern, model) for pattern in wide.models) for model in narrow.models)
+
+
+def _covers_pattern(wide: str, narrow: str) -> bool:
+    """Whether the pattern *wide* certainly matches every name that *narrow* does."""
+    if wide == narrow or not _SPECIAL.search(narrow):
+        return wide == narrow or fnmatch.fnmatchcase(narrow, wide)
+    return wide.endswith("*") and not _SPECIAL.search(wide[:-1]) and narrow.startswith(wide[:-1])
 
 
 # fmt: off
@@ -211,8 +195,10 @@ _SHARE = (lambda at: not 0 <= at.value <= 1, "expected a share from 0 to 1")
 _HEADER = (lambda at: not HEADER_NAME.fullmatch(at.name), "invalid header name")
 _HEADER_VALUE = (lambda at: not at.value.isprintable() or not at.value.isascii(),
                  "invalid header value: expected printable ASCII characters")
+_FOR_STRINGS = (lambda at: at.part.datatype != "BYTES", "this is for strings: expected `datatype: BYTES` beside it")
 _NO_MODEL = "never matches: a model's name is not empty and has no slash"
-_ONLY_V2 = (_is_foreign, "this is for servers of V2, and `dialect` is {part.dialect}")
+_ONLY_V2 = (lambda at: at.part.dialect in FORMATS and at.value not in ("never", "client", []),
+            "this is for servers of V2, and `dialect` is {part.dialect}")
 _NO_BACKEND = "there is no such backend{found}"
 _NONE_IS_RESERVED = "the name `none` is reserved for requests without a route"
 _OWN = "name the inference server, or listen on another port"
@@ -241,19 +227,20 @@ ERRORS = (
     Rule(BackendTls, "server_name", lambda at: not _SERVER_NAME.fullmatch(at.value),
          "expected the name of a host, such as model.example.com"),
     Rule(Headers, "set.*", lambda at: at.name.lower() in SET_BY_GATEWAY, "the gateway sets this header itself"),
-    Rule(Headers, "set", _repeated_headers, "duplicate header, `{found}` is set too"),
     Rule(Headers, "remove.*", lambda at: not HEADER_NAME.fullmatch(at.value), "invalid header name"),
     Rule(ModelTensor, "shape", lambda at: len(at.value) > MAX_RANK or any(size < -1 for size in at.value),
          f"expected at most {MAX_RANK} numbers, each at least 0, or -1 for a variable dimension"),
-    Rule(Model, "inputs.* outputs.*", lambda at: at.value.datatype != "BYTES" and _for_strings(at.value),
-         "`{found}` is for strings: expected `datatype: BYTES` beside it"),
+    Rule(ModelTensor, "encoding", *_FOR_STRINGS),
+    Rule(ModelOutput, "missing", *_FOR_STRINGS),
     Rule(Model, "outputs", lambda at: "" in at.value, "expected a name for each of them"),
     Rule(Model, "inputs", lambda at: "" in at.value and len(at.value) > 1,
          "expected a name for each of them: only a single input may have none"),
-    Rule(Model, ":request.body", _body_faults, "{found}"),
+    Rule(Model, "request.body", lambda at: at.part.body.faults, "{found}"),
     Rule(Model, "answer.*", lambda at: _refusal(steps_of, at.value), "{found}"),
     Rule(Model, "answer.*", lambda at: at.name not in at.part.outputs,
          "no such output in `outputs`, where its `datatype` has to stand"),
+    Rule(Model, "outputs.*", lambda at: at.part.answer and at.name not in at.part.answer,
+         "expected a path of it in `answer`"),
     Rule(Model, "answer", _paths_fault, "{found}"),
     Rule(Model, "error", lambda at: _refusal(steps_of, at.value), "{found}"),
     Rule(Model, "error", lambda at: "[*]" in at.value, "expected a path without [*]"),
@@ -269,30 +256,26 @@ ERRORS = (
     Rule(Backend, "ids", lambda at: at.value == "always" and "id" in at.part.leave_out,
          "expected client, because `leave_out` has id: a request has an id or it has none"),
     Rule(Backend, "models.*", lambda at: _matches_no_model(at.name), _NO_MODEL),
-    Rule(Backend, "models.*.format", lambda at: at.part.dialect in ("v2", "template"),
-         "this is for other dialects, and `dialect` is {part.dialect}"),
-    Rule(Backend, "models.*.inputs.* models.*.outputs.*",
-         lambda at: at.part.dialect == "v2" and _for_strings(at.value),
-         "`{found}` is for other dialects, and `dialect` is v2"),
+    Rule(Backend, "models.*.inputs.*.encoding models.*.outputs.*.encoding models.*.outputs.*.missing",
+         lambda at: at.part.dialect == "v2", "this is for other dialects, and `dialect` is v2"),
     Rule(Backend, "models.*.format", _expected_formats, "expected {found}, because `dialect` is {part.dialect}"),
     Rule(Backend, "models.*.signature", lambda at: at.part.dialect not in ("tensorflow", "auto"),
          "only models of TensorFlow have signatures, and `dialect` is {part.dialect}"),
-    Rule(Backend, "models.*:inputs", _has_nameless_input,
-         "expected a name: only MLflow's format `inputs` has an input without one"),
     Rule(Backend, "models.*.outputs.*",
          lambda at: at.part.dialect in ("mlflow", "template") and at.value.datatype is None,
          "expected its `datatype`: neither the server nor its answers say it"),
 
-    Rule(Backend, "models.*", _for_templates, "`{found}` is for `dialect: template`, and `dialect` is {part.dialect}"),
-    Rule(Backend, "models.*:request", lambda at: at.part.dialect == "template" and at.value.request is None,
+    Rule(Backend, "models.*",
+         lambda at: at.part.dialect != "template" and any((at.value.request, at.value.answer, at.value.error)),
+         "`request`, `answer` and `error` are for `dialect: template`, and `dialect` is {part.dialect}"),
+    Rule(Backend, "models.*", lambda at: at.part.dialect == "template" and not at.value.request and {".request": True},
          "missing; expected what is sent, such as {{path: /predict, body: {{features: $x}}}}"),
-    Rule(Backend, "models.*:answer", lambda at: at.part.dialect == "template" and not at.value.answer,
+    Rule(Backend, "models.*", lambda at: at.part.dialect == "template" and not at.value.answer and {".answer": True},
          "missing; expected where each output stands, such as {{y: $.predictions}}"),
-    Rule(Backend, "models.*:outputs", _outputs_without_path, "expected a path of it in `answer`"),
     Rule(Backend, "health", lambda at: at.part.dialect == "template" and at.value.path is None,
          "expected its `path`: nothing tells what such servers answer, because `dialect` is template"),
 
-    Rule(Route, ":backend", lambda at: (at.part.backend is None) == (at.part.split is None),
+    Rule(Route, "", lambda at: (at.part.backend is None) == (at.part.split is None) and {".backend": True},
          "expected either `backend` or `split`"),
     Rule(Route, "split", lambda at: not any(at.value.values()) or min(at.value.values()) < 0,
          "expected backends and their weights, such as {{stable: 95, next: 5}}"),
@@ -300,9 +283,8 @@ ERRORS = (
     Rule(Route, "models.*", lambda at: _matches_no_model(at.value), _NO_MODEL),
     Rule(Route, "host", lambda at: not _HOST_PATTERN.fullmatch(at.value),
          "expected the name of a host as in a URL, without its scheme, such as api.example.com"),
-    Rule(Route, "path_prefix", lambda at: not at.value.startswith("/"), "expected a path that starts with /"),
     Rule(Route, "path_prefix", lambda at: not _PREFIX.fullmatch(at.value),
-         "never matches: expected a path as in a URL, percent-encoded and without a query"),
+         "never matches: expected a path as in a URL, which starts with /, percent-encoded and without a query"),
     Rule(Route, "path_prefix", lambda at: find_path_fault(at.value),
          "never matches, because such requests are refused: {found}"),
     Rule(Route, "strip_prefix", lambda at: at.value and at.part.path_prefix is None,
@@ -315,7 +297,8 @@ ERRORS = (
     Rule(Config, "workers", *_AT_LEAST_1),
     Rule(Config, "backends backends.*.endpoints", lambda at: not at.value, "expected at least one"),
     Rule(Config, "backends", lambda at: "" in at.value, "expected a name for each of them"),
-    Rule(Config, "limits.in_flight_bytes", lambda at: _needed_memory(at.part), "expected at least {found}"),
+    Rule(Config, "limits.in_flight_bytes", lambda at: at.value // max(at.part.workers, 1) < at.part.limits.request_body,
+         "expected at least `limits.request_body` for each of the `workers`"),
     Rule(Config, "admin", lambda at: at.value.is_unix, "expected host:port; `unix:` is for `listen` only"),
     Rule(Config, "grpc", lambda at: at.part.listen.takes(at.value),
          "the same address as `listen`, where HTTP/1.1 is spoken"),
@@ -344,4 +327,28 @@ ERRORS = (
     Rule(Config, "routes.*.name", lambda at: at.value == "none", _NONE_IS_RESERVED),
 )
 """What stops the start."""
+
+WARNINGS = (
+    Rule(Timeouts, "connect first_byte idle", lambda at: at.value > at.part.total,
+         "longer than `total`, which ends the call first"),
+    Rule(BackendTls, "verify", lambda at: not at.value,
+         "false accepts any certificate: anyone on the network path can read and change everything"),
+    Rule(Backend, "dialect", lambda at: at.value == "mlflow" and not any(m.outputs for m in at.part.models.values()),
+         "every inference gets 502: set the datatypes of the outputs in `models`"),
+    Rule(Backend, "dialect", lambda at: at.value == "template" and not at.part.models,
+         "every inference gets 404: describe the models in `models`"),
+    Rule(Config, "listen admin", lambda at: 0 < at.value.port < 1024,
+         "a port below 1024 needs a privilege, such as CAP_NET_BIND_SERVICE"),
+    Rule(Config, "admin", lambda at: not at.value.is_local,
+         "open to other machines, without TLS and tokens: it shows metrics and the configuration"),
+    Rule(Config, "access.tokens_file", lambda at: at.part.tls is None and not at.part.listen.is_local,
+         "without `tls`, anyone on the network can read the tokens"),
+    Rule(Config, "trusted_proxies.*", lambda at: at.value.endswith("/0"),
+         "every client may say that it is another: name only the proxies"),
+    Rule(Config, "backends.*",
+         lambda at: at.part.routes and not any(at.name in route.backends for route in at.part.routes),
+         "unused: no route leads to it, see `routes`"),
+    Rule(Config, "routes", _never_matching, "never matches: `routes[{found}]` before it takes all its requests"),
+)
+"""What is shown for keys that stand in the file."""
 # fmt: on

@@ -302,7 +302,7 @@ def test_mistakes_are_told_with_their_lines() -> None:
         (18, "models.b.answer"): "missing; expected where each output stands",
         (19, "models.b.request.body"): "missing",
         (19, "models.b.request.path"): "expected nothing in braces but {model} and {version}",
-        (20, "models.b.format"): "this is for other dialects",
+        (20, "models.b.format"): "expected none, because `dialect` is template",
     }
     for place, words in expected.items():
         assert words in found.get(place, ""), (place, found)
@@ -312,8 +312,9 @@ def test_mistakes_are_told_with_their_lines() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("dialect: v2, models: {a: {request: {path: /x, body: 1}}}", "models.a: `request` is for `dialect: template`"),
-        ("dialect: mlflow, models: {a: {answer: {y: $}, outputs: {y: {datatype: FP32}}}}", "models.a: `answer` is for"),
+        ("dialect: v2, models: {a: {request: {path: /x, body: 1}}}", "models.a: `request`, `answer` and `error`"),
+        ("dialect: mlflow, models: {a: {answer: {y: $}, outputs: {y: {datatype: FP32}}}}",
+         "models.a: `request`, `answer` and `error`"),
         ("dialect: template, models: {a: {}}", "models.a.request: missing; expected what is sent"),
         ("dialect: template, models: {a: {request: {path: /x, body: 1}, outputs: {y: {datatype: FP32}}, "
          "answer: {y: $.a, z: $.b}}}", "a.answer.z: no such output"),
