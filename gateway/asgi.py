@@ -24,7 +24,6 @@ from gateway.codec import (
     Inflater,
     NonFinite,
     Reply,
-    RequestReading,
     TensorPolicy,
     error_body,
     half_precision_outputs,
@@ -38,7 +37,7 @@ from gateway.codec import (
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed
 from gateway.headers import Headers
 from gateway.pacing import Pacer
-from gateway.policy.crossing import transcoded_to_client
+from gateway.policy.crossing import OF_ONE_ANSWER, OF_THE_BODY, transcoded_to_client
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -46,8 +45,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Piece = bytes | bytearray | memoryview
-Asked = tuple[InferRequest, str, Framing, memoryview]
-"""An inference, the model's name, and the framing and body from which the inference was read."""
 
 SENT_BYTES = 256 * 1024
 """The size of the pieces in which blobs are sent: ASGI wants bytes, which are copies."""
@@ -57,13 +54,8 @@ ERROR_BYTES = 1024 * 1024
 
 _INFER = re.compile(r".*/v2/models/(?P<model>[^/]+)(?:/versions/[^/]+)?/infer")
 _SERVER = re.compile(r".*/v2/?")
-# These fields describe the client's body, which the application does not get.
-_OF_THE_BODY = frozenset(
-    (b"content-encoding", b"content-length", b"content-type", b"transfer-encoding", b"content-md5",
-     b"digest", b"content-digest", b"repr-digest", HEADER_LENGTH.lower().encode())
-)  # fmt: skip
-# These fields ask for a part or a form of an answer.
-_OF_ANSWERS = frozenset(b"accept if-match if-modified-since if-none-match if-range if-unmodified-since range".split())
+_OF_THE_BODY = frozenset(name.encode() for name in OF_THE_BODY | {"content-length", "transfer-encoding"})
+_OF_ONE_ANSWER = frozenset(name.encode() for name in OF_ONE_ANSWER)
 _ANSWER_IN_PIECES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
@@ -103,9 +95,35 @@ class BinaryTensors:
         if match is not None and scope["method"] == "POST":
             await self._infer(scope, receive, send, match["model"])
         elif path and scope["method"] == "GET" and _SERVER.fullmatch(path):
-            await self.app(_read_here(scope), receive, _ServerMetadata(send).take)
+            await self._describe(scope, receive, send)
         else:
             await self.app(scope, receive, send)
+
+    async def _describe(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer `GET /v2`, and add the extension to its answer; other answers pass unchanged."""
+        start: Message | None = None
+        text = bytearray()
+
+        async def take(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and _may_be_metadata(message):
+                start = message
+            elif start is None or message["type"] != "http.response.body":
+                await send(message)
+            else:
+                text.extend(message.get("body", b""))
+                is_short = len(text) <= ERROR_BYTES
+                if is_short and message.get("more_body", False):
+                    return
+                body = with_extension(bytes(text)) if is_short else bytes(text)
+                if is_short:
+                    length = (b"content-length", b"%d" % len(body))
+                    start = {**start, "headers": [*_without(start.get("headers", ()), {b"content-length"}), length]}
+                await send(start)
+                await send({**message, "body": body})
+                start = None
+
+        await self.app(_read_here(scope), receive, take)
 
     async def _infer(self, scope: Scope, receive: Receive, send: Send, model: str) -> None:
         pacer = Pacer()
@@ -114,7 +132,11 @@ class BinaryTensors:
             try:
                 framing = parse_framing(headers.all(HEADER_LENGTH.lower()), headers.get("content-type"))
                 body = await self._read(receive, headers, pacer)
-                reading = await self._reading(scope, receive, body, framing)
+                if framing.header_length == 0:
+                    reading = read_raw(body, await self._metadata(scope, receive), self._limits)
+                else:
+                    length = framing.header_length
+                    reading = read_request(body, length, self._limits, recover=self._recover, unjudged=())
                 request = await pacer.run(InferRequest.parse(reading, self._policy))
             except CodecError as error:
                 raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
@@ -122,7 +144,13 @@ class BinaryTensors:
                 replayed = _replayed(iter((bytes(body),)), receive, pacer)
                 await self.app(_for_application(scope, len(body)), replayed, send)
                 return
-            await self._transcode(scope, receive, send, (request, model, framing, body), pacer)
+            answer = _Answer(send, await self._decoder(scope, receive, request, model), framing, pacer)
+            text = request.small_json
+            pieces = iter((text,)) if text is not None else _read_once(request, body)
+            asked = _for_application(_read_here(scope), None if text is None else len(text))
+            await self.app(asked, _replayed(pieces, receive, pacer), answer.take)
+            if not answer.is_ended:
+                raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "the application ended before its answer did")
         except ClientLeftError:
             return
         except GatewayError as error:
@@ -158,11 +186,6 @@ class BinaryTensors:
                     inflater.finish()
                 return memoryview(body)
 
-    async def _reading(self, scope: Scope, receive: Receive, body: memoryview, framing: Framing) -> RequestReading:
-        if framing.header_length == 0:
-            return read_raw(body, await self._metadata(scope, receive), self._limits)
-        return read_request(body, framing.header_length, self._limits, recover=self._recover, unjudged=())
-
     async def _metadata(self, scope: Scope, receive: Receive) -> bytes:
         """The application's metadata of the model in *scope*. Raises `GatewayError` if it does not answer with 200."""
         status, text = HTTPStatus.INTERNAL_SERVER_ERROR.value, bytearray()
@@ -180,13 +203,12 @@ class BinaryTensors:
             raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=status)
         return bytes(text)
 
-    async def _transcode(self, scope: Scope, receive: Receive, send: Send, asked: Asked, pacer: Pacer) -> None:
-        """Let the application answer the request in JSON, and send the answer in the form that the client asked for."""
-        request, model, framing, body = asked
+    async def _decoder(self, scope: Scope, receive: Receive, request: InferRequest, model: str) -> InferAnswer:
+        """What reads the application's answer to *request*, which is for *model*. Raises `GatewayError`."""
         declared: Mapping[str, str] = {}
         if request.promotes:
             declared = half_precision_outputs(await self._metadata(scope, receive), self._limits)
-        decoder = InferAnswer(
+        return InferAnswer(
             request.selection,
             model=model,
             is_renamed=False,
@@ -196,42 +218,6 @@ class BinaryTensors:
             limits=self._limits,
             declared=declared,
         )
-        answer = _Answer(send, decoder, framing, pacer)
-        text = request.small_json
-        pieces = iter((text,)) if text is not None else _read_once(request, body)
-        n_bytes = None if text is None else len(text)
-        await self.app(_for_application(_read_here(scope), n_bytes), _replayed(pieces, receive, pacer), answer.take)
-        if not answer.is_ended:
-            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "the application ended before its answer did")
-
-
-class _ServerMetadata:
-    """The application's answer to `GET /v2`, to which the extension is added; other answers pass unchanged."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._start: Message | None = None
-        self._text = bytearray()
-
-    async def take(self, message: Message) -> None:
-        """The application's `send`."""
-        start = self._start
-        if message["type"] == "http.response.start" and _may_be_metadata(message):
-            self._start = message
-        elif start is None or message["type"] != "http.response.body":
-            await self._send(message)
-        else:
-            self._text += message.get("body", b"")
-            is_short, is_last = len(self._text) <= ERROR_BYTES, not message.get("more_body", False)
-            if is_last or not is_short:
-                self._start = None
-                text = bytes(self._text)
-                if is_short:
-                    text = with_extension(text)
-                    length = (b"content-length", b"%d" % len(text))
-                    start = {**start, "headers": [*_without(start.get("headers", ()), {b"content-length"}), length]}
-                await self._send(start)
-                await self._send({**message, "body": text})
 
 
 class _Answer:
@@ -253,15 +239,10 @@ class _Answer:
             return
         try:
             await self._take(message)
-        except CodecError as error:
-            await self._fail(blamed(error, ErrorKind.MALFORMED_RESPONSE))
-        except GatewayError as error:
-            await self._fail(error)
-
-    async def _fail(self, error: GatewayError) -> None:
-        """Send *error* to the client at once, without waiting for the application to end."""
-        self.is_ended = True
-        await _send_error(self._send, error)
+        except (CodecError, GatewayError) as error:
+            self.is_ended = True  # the client need not wait for the application to end
+            foreign = blamed(error, ErrorKind.MALFORMED_RESPONSE) if isinstance(error, CodecError) else error
+            await _send_error(self._send, foreign)
 
     async def _take(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -330,7 +311,7 @@ def _for_metadata(scope: Scope) -> Scope:
         "path": scope["path"].removesuffix("/infer"),
         "raw_path": raw_path(scope).removesuffix("/infer").encode("latin-1"),
         "query_string": b"",
-        "headers": _without(asked["headers"], _OF_THE_BODY | _OF_ANSWERS),
+        "headers": _without(asked["headers"], _OF_THE_BODY | _OF_ONE_ANSWER),
     }
 
 

@@ -28,14 +28,14 @@ _NOT_TO_BACKEND = HOP_BY_HOP | {"host", "content-length", "expect", "x-forwarded
 _SAID_BY_PROXIES = frozenset({
     "forwarded", "x-forwarded-host", "x-forwarded-port", "x-forwarded-prefix", "x-forwarded-proto", "x-real-ip",
 })
-# These describe the client's body, which the gateway has inflated or turned into JSON.
-_OF_THE_BODY = frozenset({
+OF_THE_BODY = frozenset({
     "content-digest", "content-encoding", "content-md5", "content-type", "digest", "repr-digest", _HEADER_LENGTH,
 })
-# These ask for a part or a form of one answer; an answer that the gateway asks for itself is kept for other clients.
-_OF_ONE_ANSWER = frozenset({
+"""These describe the client's body, which the gateway has inflated or turned into JSON."""
+OF_ONE_ANSWER = frozenset({
     "accept", "if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since", "range",
 })
+"""These ask for a part or a form of one answer; one that the gateway asks for itself is kept for other clients."""
 _CODING = frozenset({"accept-encoding"})
 # These name one request. Metadata is asked once for many requests, those that send the same headers.
 _OF_ONE_REQUEST = frozenset({
@@ -97,11 +97,11 @@ class BackendHeaders:
         """For a request whose body crosses as it is, and whose answer comes back coded as the client asked."""
         self.relayed_uncoded = self._kind(_CODING)
         """For a request whose body crosses as it is, and whose answer must not be compressed (protocol 7)."""
-        self.inflated = self._kind(_OF_THE_BODY, _JSON)
+        self.inflated = self._kind(OF_THE_BODY, _JSON)
         """For JSON that the gateway has read, maybe inflated, and passes on; coded as the client asked."""
-        self.transcoded = self._kind(_OF_THE_BODY | _CODING, _JSON)
+        self.transcoded = self._kind(OF_THE_BODY | _CODING, _JSON)
         """For a body that has become JSON, and whose answer the gateway reads."""
-        self.metadata = self._kind(_OF_THE_BODY | _CODING | _OF_ONE_ANSWER | _OF_ONE_REQUEST)
+        self.metadata = self._kind(OF_THE_BODY | _CODING | OF_ONE_ANSWER | _OF_ONE_REQUEST)
         """For metadata that the gateway asks for itself; the answer is kept for clients whose headers give the same."""
 
     def probing(self, who: str) -> Fields:
