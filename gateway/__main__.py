@@ -5,9 +5,8 @@ import signal
 import sys
 
 _NO_ORJSON = (
-    f"orjson is not installed, which prints and reads the tensors' JSON. For Python {sys.version_info[0]}."
-    f"{sys.version_info[1]} there may be no wheel of it: try `pip install --only-binary orjson orjson`; if there is "
-    "none, use Python 3.11 to 3.14, or install Rust, with which `pip install orjson` builds it"
+    "orjson is not installed, and this Python may be too new for a wheel of it: use Python 3.11 to 3.14, or install "
+    "Rust, with which `pip install orjson` builds it"
 )
 
 

@@ -36,7 +36,6 @@ _OF_KSERVE = ("predictor_host", "model_name", "http_port")
 The configuration has these values as `${PREDICTOR_HOST}`, `${MODEL_NAME}` and `${HTTP_PORT}`; docs/kubernetes.md.
 """
 
-log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
 
 

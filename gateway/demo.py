@@ -107,7 +107,6 @@ class JsonServer:
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             application.router.add_get(model, self._metadata)
             application.router.add_get(f"{model}/ready", self._healthy)
-            application.router.add_get(f"{model}/config", self._config)
             application.router.add_post(f"{model}/infer", self._infer)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
@@ -129,17 +128,6 @@ class JsonServer:
         name = _model_of(request)
         return _json(200, {"name": name, "versions": ["1"], "platform": "embedded", **_MODELS[name]})
 
-    async def _config(self, request: web.Request) -> web.Response:
-        """Answer with Triton's model configuration, which some clients need."""
-        name = _model_of(request)
-        described: dict[str, Any] = {"name": name, "platform": "embedded", "max_batch_size": 0}
-        for side, tensors in _MODELS[name].items():
-            described[side.removesuffix("s")] = [
-                {"name": tensor["name"], "data_type": f"TYPE_{tensor['datatype']}", "dims": tensor["shape"]}
-                for tensor in tensors
-            ]
-        return _json(200, described)
-
     async def _infer(self, request: web.Request) -> web.Response:
         model = _model_of(request)
         if request.headers.get("Content-Type") != "application/json":
@@ -148,14 +136,11 @@ class JsonServer:
         self.request_bytes = len(text)
         self.headers = list(request.headers.items())
         self.inferences += 1
-        try:
-            asked = self.last_request = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            return _json(400, {"error": f"the body is not JSON: {error}"})
         used = [word for word in _BINARY_WORDS if f'"{word}"'.encode() in text]
         if used:
             return _json(400, {"error": f"{used[0]} is not supported: this server reads JSON only"})
         try:
+            asked = self.last_request = orjson.loads(text)
             outputs = _identity(asked) if model == "identity" else _simple(asked)
         except (KeyError, ValueError, TypeError) as error:
             return _json(400, {"error": f"{type(error).__name__}: {error}"})

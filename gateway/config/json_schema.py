@@ -48,17 +48,13 @@ def _schema(type_: Any) -> dict[str, Any]:
     type_, is_optional = without_none(type_)
     if is_optional:
         return {"anyOf": [_schema(type_), {"type": "null"}]}
-    origin = typing.get_origin(type_)
-    if type_ is Any:
-        return {}
-    if type_ is str:
-        return {"type": "string"}
     if is_struct(type_):
         return _struct(type_)
-    if origin is list:
-        return {"type": "array", "items": _schema(typing.get_args(type_)[0])}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": _schema(typing.get_args(type_)[1])}
+    if (origin := typing.get_origin(type_)) in (list, dict):
+        name, of_inner = ("array", "items") if origin is list else ("object", "additionalProperties")
+        return {"type": name, of_inner: _schema(typing.get_args(type_)[-1])}
+    if type_ in (Any, str):  # both hold any text from outside
+        return {} if type_ is Any else {"type": "string"}
     return {"anyOf": [_scalar(type_), {"$ref": "#/$defs/outside"}]}
 
 

@@ -4,6 +4,7 @@ Not here: how text is read (`reading`), which keys there are and what their valu
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import yaml
 from gateway.config.reading import HIDDEN, Inspected
 from gateway.config.rules import ERRORS, WARNINGS
 from gateway.config.schema import Config
-from gateway.config.structure import walk
+from gateway.config.structure import join, walk
 from gateway.config.values import FilePath, plain, read, shortened
 from gateway.errors import ConfigError
+
+_HEADER_VALUE = re.compile(r"(backends\..*\.headers\.set|tracing\.headers)\..*", re.DOTALL)
 
 
 def inspect(path: Path) -> Inspected:
@@ -71,25 +74,19 @@ def decode(text: bytes) -> Config:
 
 
 def masked(config: Config) -> dict[str, Any]:
-    """The effective configuration as plain values; values from outside and of all headers that are set are hidden."""
+    """The configuration as plain values; values from outside and of all headers that are set are hidden."""
     tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=plain)
     del tree["hidden"]
-    hidden = set(config.hidden)
-    if config.tracing is not None:
-        tree["tracing"]["headers"] = dict.fromkeys(config.tracing.headers, HIDDEN)
-    for name, backend in tree["backends"].items():
-        backend["headers"]["set"] = dict.fromkeys(backend["headers"]["set"], HIDDEN)
-        if backend["max_connections"] is None:
-            is_hidden = "limits.concurrent_requests" in hidden
-            backend["max_connections"] = HIDDEN if is_hidden else config.max_connections(name)
-    return {key: _masked(value, shortened(key), hidden) for key, value in tree.items()}
+    of_headers = (path for path, _ in walk(config) if _HEADER_VALUE.fullmatch(path))
+    shown: dict[str, Any] = _masked(tree, "", {*config.hidden, *of_headers})
+    return shown
 
 
 def _masked(value: Any, path: str, hidden: set[str]) -> Any:
     if path in hidden:
         return HIDDEN
     if isinstance(value, dict):
-        return {key: _masked(item, f"{path}.{shortened(key)}", hidden) for key, item in value.items()}
+        return {key: _masked(item, join(path, shortened(key)), hidden) for key, item in value.items()}
     if isinstance(value, list):
         return [_masked(item, f"{path}[{index}]", hidden) for index, item in enumerate(value)]
     return value

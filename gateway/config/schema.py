@@ -352,10 +352,10 @@ class Config(Part, frozen=True):
             _divided(self.limits, n, "in_flight_bytes", "concurrent_requests", "connections"),
             per_client=_divided(self.limits.per_client, n, "concurrent", "rate", "burst"),
         )
-        backends = {}
-        for name, backend in self.backends.items():
-            queue = _divided(backend.queue, n, "length")
-            backends[name] = msgspec.structs.replace(_divided(backend, n, "max_connections"), queue=queue)
+        backends = {
+            name: _divided(msgspec.structs.replace(each, queue=_divided(each.queue, n, "length")), n, "max_connections")
+            for name, each in self.backends.items()
+        }
         return msgspec.structs.replace(self, limits=limits, backends=backends)
 
 

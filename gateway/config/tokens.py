@@ -35,7 +35,7 @@ def read_tokens(path: Path) -> dict[bytes, str]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8") from None
     tokens: dict[bytes, str] = {}
-    line_of: dict[str | bytes, int] = {}
+    seen: set[str | bytes] = set()
     for number, line in enumerate(lines, 1):
         text = _COMMENT.sub("", line).strip()
         if not text:
@@ -47,10 +47,9 @@ def read_tokens(path: Path) -> dict[bytes, str]:
         if not _TOKEN.fullmatch(token) or "#" in token:
             raise ConfigError(f"{path}:{number}: expected a token of printable ASCII characters other than `#`")
         digest = digest_of(token)
-        for what, key in (("name", name), ("token", digest)):
-            if key in line_of:
-                raise ConfigError(f"{path}:{number}: the same {what} as in line {line_of[key]}")
-            line_of[key] = number
+        if name in seen or digest in seen:
+            raise ConfigError(f"{path}:{number}: its name or its token stands in an earlier line")
+        seen |= {name, digest}
         tokens[digest] = name
     if not tokens:
         raise ConfigError(f"{path}: holds no token, so that no client could use the gateway")

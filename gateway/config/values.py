@@ -22,9 +22,6 @@ SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 SHOWN_CHARACTERS = 100
 """The most of one value that a message repeats."""
 
-MAX_SOCKET_PATH_BYTES = 107
-"""The longest path of a unix: listener, `sun_path` of unix(7) without the NUL at its end."""
-
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "tensorflow": ("columnar", "row"),
     "mlflow": ("inputs", "instances", "dataframe_split"),
@@ -235,10 +232,7 @@ def _size(match: re.Match[str], base: Path) -> Size:
 def _address(match: re.Match[str], base: Path) -> Address | None:
     if match[2] is not None:
         return Address(match[0]) if int(match[2]) <= 65535 else None
-    path = str(base / match[1])
-    if len(path.encode("utf-8", "surrogatepass")) > MAX_SOCKET_PATH_BYTES:
-        raise ValueError(f"expected a path of at most {MAX_SOCKET_PATH_BYTES} bytes")
-    return Address(f"{_UNIX}{path}")
+    return Address(f"{_UNIX}{base / match[1]}")
 
 
 def _endpoint(match: re.Match[str], base: Path) -> Endpoint | None:
@@ -302,16 +296,12 @@ KINDS: dict[type, Kind] = {
 # fmt: on
 
 
-_CHOICES = {Sticky: ["none", "sequence_id"], Workers: ["auto"]}
-"""Words with a meaning of their own in some kinds, of which a misspelt one is guessed."""
-
-
 def meant(value: Any, type_: Any, choices: list[str]) -> str | None:
     """What was probably meant by *value*, which is no valid *type_*, maybe one of *choices*; None for no good guess."""
     if not isinstance(value, str):
         return None
     if type_ is not Endpoint:
-        return nearest(value, choices or _CHOICES.get(type_, []))
+        return nearest(value, choices)
     # a word alone is more probably something else than a host's name
     if len(value) > SHOWN_CHARACTERS or not re.match("localhost$|[^/@]+:[0-9][^@]*$", value):
         return None
