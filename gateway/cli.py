@@ -8,10 +8,12 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -20,6 +22,7 @@ from gateway.app import file_problems, settle
 from gateway.backend.first_look import look_at
 from gateway.backend.tasks import Tasks
 from gateway.config import Config, for_backend, inspect, inspect_bytes, json_schema, load
+from gateway.config.values import nearest
 from gateway.doctor import Given, examine
 from gateway.errors import ConfigError
 from gateway.plan import who_answers
@@ -29,6 +32,9 @@ from gateway.process.reload import Reloader
 from gateway.process.supervisor import Supervisor
 from gateway.process.systemd import Notifier
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
+
+_LISTENERS = ("listen", "admin", "grpc")
+"""Options with an address, or a port alone, of this machine."""
 
 _OF_KSERVE = ("predictor_host", "model_name", "http_port")
 """Options that KServe appends to the arguments of a transformer's container, each with a value.
@@ -77,9 +83,19 @@ examples:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that suggests the command that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """See argparse."""
+        wrong, *choices = re.findall("'([^']*)'", message) if "invalid choice" in message else [""]
+        meant = nearest(wrong, choices) if choices else None
+        super().error(f"{message}; did you mean {meant}?" if meant else message)
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands. In what it parses, `run` is the command's function; None without a command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="tensor-gateway",
         description="Gives JSON-only inference servers the binary tensor extension of Triton and KServe.",
         epilog=_EXAMPLES,
@@ -99,9 +115,9 @@ def parser() -> argparse.ArgumentParser:
     source("--config", metavar="FILE", type=Path, help="serve what this YAML file configures")
     source("--backend", metavar="URL", help="serve in front of this one server, such as http://127.0.0.1:8000")
     add = serve.add_argument
-    add("--listen", metavar="HOST:PORT", help="with --backend: where clients connect (default 127.0.0.1:8080)")
-    add("--admin", metavar="HOST:PORT", help="with --backend: metrics and health (default 127.0.0.1:9090)")
-    add("--grpc", metavar="HOST:PORT", help="with --backend: where clients of gRPC connect (default: nowhere)")
+    add("--listen", metavar="[HOST:]PORT", help="with --backend: where clients connect (default 127.0.0.1:8080)")
+    add("--admin", metavar="[HOST:]PORT", help="with --backend: metrics and health (default 127.0.0.1:9090)")
+    add("--grpc", metavar="[HOST:]PORT", help="with --backend: where clients of gRPC connect (default: nowhere)")
     add("--workers", metavar="N", help="with --backend: processes that share the port (default 1; auto: one per core)")
     log_words = "with --backend: how requests are logged to standard output (default json, on a terminal text)"
     add("--log", choices=("json", "text", "none"), help=log_words)
@@ -112,7 +128,8 @@ def parser() -> argparse.ArgumentParser:
         add(f"--{name}", help=argparse.SUPPRESS)
 
     add = command(_check, "check a configuration").add_argument
-    add("file", metavar="FILE", help="the file; - for standard input, with paths of the working folder")
+    words = "the files; - for standard input, with paths of the working folder"
+    add("files", metavar="FILE", nargs="+", help=words)
 
     command(_schema, "print the JSON Schema of the configuration")
 
@@ -135,11 +152,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Check a configuration.
+    """Check configurations, each by itself.
 
     Every error and warning is a line on standard error: file, line, key, reason. Exit code 0 without errors, else 2.
     """
-    file = options.file
+    return max([_checked(file) for file in options.files])
+
+
+def _checked(file: str) -> int:
+    """Print the errors and warnings of *file*, and return its exit code."""
     found = inspect_bytes(sys.stdin.buffer.read(), "-") if file == "-" else inspect(Path(file))
     if found.read is not None:
         # errors inside of files that keys name, such as certificates, except for keys that have an error already
@@ -177,7 +198,10 @@ def _serve(options: argparse.Namespace) -> int:
     """
     notifier = Notifier.from_environment()
     _take_from_kserve(options)
-    of_backend = {key: getattr(options, key) for key in ("listen", "admin", "grpc", "workers")}
+    of_backend = {key: getattr(options, key) for key in ("workers", *_LISTENERS)}
+    for key in _LISTENERS:
+        if (of_backend[key] or "").isdecimal():
+            of_backend[key] = f"127.0.0.1:{of_backend[key]}"
     if options.config is None:
         if options.watch:
             options.usage.error("--watch goes with --config: there is no file to watch")

@@ -68,6 +68,25 @@ def test_help_names_the_commands_and_their_options(run_here: Callable[..., tuple
         assert all(word in printed for word in words)
 
 
+def test_a_misspelt_command_is_guessed(run_here: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, complaint = run_here("chek", "x.yaml")
+    assert code == 2
+    assert complaint.endswith("; did you mean check?\n")
+    assert "did you mean" not in run_here("zzz")[2]
+
+
+def test_check_takes_several_files(tmp_path: Path, run_here: Callable[..., tuple[int, str, str]]) -> None:
+    good, bad, other = (tmp_path / name for name in ("good.yaml", "bad.yaml", "other.yaml"))
+    good.write_text("backends: {a: {endpoints: ['http://x:1']}}\n")
+    bad.write_text("backends: []\n")
+    other.write_text("backends: {b: {endpoints: ['http://x:1']}}\n")
+    code, printed, complaint = run_here("check", str(good), str(bad), str(other))
+    assert code == 2
+    assert printed == f"{good}: valid; backends: a\n{other}: valid; backends: b\n"
+    assert complaint.startswith(f"{bad}:1: backends: ")
+    assert run_here("check", str(good), str(other))[0] == 0
+
+
 def test_the_installed_command_is_the_same() -> None:
     command = Path(sys.executable).with_name("tensor-gateway")
     assert subprocess.check_output([command, "--version"], text=True) == run_inside("--version").stdout
