@@ -134,6 +134,12 @@ async def test_serve_takes_a_file_or_a_url(tmp_path: Path, server: JsonServer) -
             assert re.search(rf" INFO gateway: backend '\w+': {server.url}: embedded 1 answers$", line)
 
 
+async def test_a_port_alone_is_one_of_this_machine(server: JsonServer) -> None:
+    async with process("serve", "--backend", server.url, "--listen", "0", "--admin", "0") as serve:
+        urls = [await url_in_line(serve.stderr), await url_in_line(serve.stderr)]
+    assert all(url.startswith("http://127.0.0.1:") for url in urls)
+
+
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 async def test_a_backend_that_is_not_there_is_said_once_and_the_gateway_serves(
     workers: str, unused_tcp_port: int
