@@ -6,7 +6,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from operator import attrgetter
 
 import msgspec
 
@@ -89,10 +88,6 @@ class Tensor(msgspec.Struct):
     def __str__(self) -> str:
         """How errors call it."""
         return labelled("input", self.name, self.datatype, self.shape)
-
-
-DATATYPE = attrgetter("datatype.name")
-"""The name of the datatype of a tensor, of whatever kind of record."""
 
 
 class OutputSelection(msgspec.Struct, frozen=True):

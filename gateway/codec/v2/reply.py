@@ -1,18 +1,12 @@
 """What the client gets for an inference: JSON, and the blobs of its binary outputs behind it."""
 
-from itertools import chain
-from operator import attrgetter
-
 import msgspec
 
-from gateway.codec.inference import DATATYPE
 from gateway.codec.json.pieced import joined
 from gateway.codec.tensors.datatypes import Datatype
 
 WRITE_BYTES = 4096
 """Texts of the reply that are shorter are joined, so that a reply is a few writes."""
-
-_BLOBS = attrgetter("blobs")
 
 
 class ReplyOutput(msgspec.Struct, frozen=True):
@@ -38,12 +32,12 @@ class Reply(msgspec.Struct, frozen=True):
     @property
     def blobs(self) -> list[memoryview]:
         """The blobs of all binary outputs, in the order of `outputs`."""
-        return list(chain.from_iterable(map(_BLOBS, self.outputs)))
+        return [blob for output in self.outputs for blob in output.blobs]
 
     @property
     def datatypes(self) -> list[str]:
         """The datatype of each binary output."""
-        return list(map(DATATYPE, self.outputs))
+        return [output.datatype.name for output in self.outputs]
 
     @property
     def is_binary(self) -> bool:

@@ -12,7 +12,6 @@ import numpy as np
 from msgspec import Raw
 
 from gateway.codec.inference import (
-    DATATYPE,
     BytesPolicy,
     HalfPrecision,
     NonFinite,
@@ -112,7 +111,7 @@ class InferRequest(PiecedJson, msgspec.Struct):
     @property
     def datatypes(self) -> list[str]:
         """The datatype of each binary input."""
-        return list(map(DATATYPE, self.inputs))
+        return [tensor.datatype.name for tensor in self.inputs]
 
     @property
     def views(self) -> list[memoryview]:

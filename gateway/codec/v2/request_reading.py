@@ -219,10 +219,8 @@ def id_of(request: Request) -> bytes:
 def select(request: Request) -> OutputSelection:
     """What the client wants back. Takes the words of the extension out of *request*; parameters that this empties go.
 
-    Raises `CodecError` for what the client cannot mean, and for two inputs of one name.
+    Raises `CodecError` for what the client cannot mean.
     """
-    if len(request["inputs"]) > 1:
-        _check_names(request["inputs"])
     by_default = bool(_flag(request, "binary_data_output")) if request.get("parameters") else False
     named: dict[str, bool] = {}
     in_shared_memory: frozenset[str] = frozenset()
@@ -258,26 +256,23 @@ def _flag(said: Request | Entry, key: str, output: str | None = None) -> bool | 
     return _FLAGS[value]
 
 
-def _check_names(inputs: list[Entry]) -> None:
-    """Raise `CodecError` for two inputs of one name (protocol 2.6)."""
-    names = set()
-    for entry in inputs:
-        name = text_of(entry.get("name"))
-        if name is not None and name in names:
-            raise CodecError(f"{label_of('input', name)} is given more than once")
-        names.add(name)
-
-
 def read_inputs(request: Request, blobs: Cursor) -> Generator[None, None, list[tuple[Entry, Source]]]:
     """Each input of *request*, and where its values are; takes the binary ones off *blobs*, to their end.
 
     Takes `binary_data_size` out of the entries, and `data` that is null. The elements of BYTES are not counted yet.
     Yields after each step of work. Raises `CodecError` for an input that has not exactly one source (protocol 2.1),
-    whose size does not fit what it says (protocol 2.2, 2.3), or whose bytes are missing (protocol 1.5).
+    whose size does not fit what it says (protocol 2.2, 2.3), whose bytes are missing (protocol 1.5), or whose name
+    another one has (protocol 2.6).
     """
     sources: list[tuple[Entry, Source]] = []
+    names: set[str | None] = set()
     for index, entry in enumerate(request["inputs"]):
-        sources.append((entry, _source(entry, index, blobs)))
+        source = _source(entry, index, blobs)
+        name = source.name if isinstance(source, Tensor) else text_of(entry.get("name"))
+        if name is not None and name in names:
+            raise CodecError(f"{label_of('input', name)} is given more than once")
+        names.add(name)
+        sources.append((entry, source))
         if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
             yield
     blobs.finish()

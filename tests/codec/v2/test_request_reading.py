@@ -65,10 +65,10 @@ def test_selection_takes_the_words_of_the_extension_out_of_what_stays() -> None:
 
 
 def test_same_name_twice_is_refused() -> None:
-    text = read(b'{"inputs":[{"name":"x"},{"name":"x"}]}')
+    text = read(b'{"inputs":[{"name":"x","data":[1]},{"name":"x","data":[]}]}')
     assert text is not None
     with pytest.raises(CodecError, match="input 'x' is given more than once"):
-        select(text.request)
+        run(read_inputs(text.request, text.blobs))
 
 
 @pytest.mark.parametrize("more", ["", ',"more":1'])
