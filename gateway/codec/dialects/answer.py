@@ -73,6 +73,8 @@ class DialectAnswer:
         Raises `CodecError` if the answer is cut off or is not what it says, and as `feed` does.
         """
         self._text.add(last)
+        if self._walk.form.tree.output is not None:  # the answer may be a number, which ends where something follows it
+            self._text.add(b" ")
         self._text.end()
         yield from self._read_on()
         outputs = list(self._walk.found.values())
