@@ -4,9 +4,10 @@ That inference goes straight to the server, in the JSON of its own clients, or i
 here: requests through the gateway (`through`).
 """
 
+import itertools
 import json
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -26,12 +27,17 @@ MAX_SHOWN = 300
 OUTPUT = "output"
 """What the only output of a model is called that gives it no name."""
 
-_UNDESCRIBED = {
-    V2: (Declared("x", "FP32", (-1, -1)), Declared("INPUT0", "FP32", (-1, -1)), Declared("x", "BYTES", (-1,))),
-    TENSORFLOW: (Declared(NAMELESS_INPUT, "FP32", (-1, -1)),),
-    MLFLOW: (Declared(NAMELESS_INPUT, "FP32", (-1, -1)),),
+_ANY = (Declared(NAMELESS_INPUT, "FP32", (-1, -1)),)
+_TRIALS = {
+    V2: (
+        (V2, "", (Declared("x", "FP32", (-1, -1)), Declared("x", "BYTES", (-1,)))),
+        (TENSORFLOW, "row", _ANY),  # a server that speaks V2 may have models that only speak KServe's V1
+    ),
+    TENSORFLOW: ((TENSORFLOW, "", _ANY), (TENSORFLOW, "row", _ANY)),
+    MLFLOW: ((MLFLOW, "", _ANY),),
 }
-"""The inputs that are tried with a model of which nothing is known, one at a time."""
+"""What is tried of a server's models: dialects, values of `format` (empty: the default), and the inputs of which one is
+sent alone, if the model describes none."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +100,6 @@ def _declared(listed: Any) -> tuple[Declared, ...]:
 # The first inference
 
 
-_FORMS = {
-    V2: ((V2, ""), (TENSORFLOW, "row")),  # a server that speaks V2 may have models that only speak KServe's V1
-    TENSORFLOW: ((TENSORFLOW, ""), (TENSORFLOW, "row")),
-    MLFLOW: ((MLFLOW, ""),),
-}
-"""What is tried of a server's models: dialects, and values of `format` in the configuration; empty: the default."""
-
-
 def _written(dialect: str, form: str, samples: Sequence[Tensor]) -> bytes:
     """The body of a request; rows are those of the first tensor."""
     body: dict[str, Any] = {"inputs": {each.name: each.nested for each in samples}}
@@ -115,9 +113,10 @@ def _written(dialect: str, form: str, samples: Sequence[Tensor]) -> bytes:
 async def first_inference(asker: Asker, dialect: str, model: Model) -> Straight:
     """Find an inference that the server answers, which speaks *dialect*. Raises `ProblemError`."""
     why = ""
-    for spoken, form in _FORMS[dialect]:
+    for spoken, form, undescribed in _TRIALS[dialect]:
         path = f"{model.path}/infer" if spoken == V2 else DIALECTS[spoken].paths(model.name, None).infer
-        for samples in _candidates(spoken, model):
+        inputs = [model.inputs] if model.inputs else [(each,) for each in undescribed]
+        for samples in itertools.chain.from_iterable(map(samples_for, inputs)):
             body = _written(spoken, form, samples)
             answer = await _answer_to(asker, path, body)
             if answer.is_good:
@@ -139,12 +138,6 @@ async def _answer_to(asker: Asker, path: str, body: bytes) -> Answer:
     if unauthorized := asker.why_unauthorized(answer):
         raise ProblemError(unauthorized)
     return answer
-
-
-def _candidates(dialect: str, model: Model) -> Iterator[tuple[Tensor, ...]]:
-    """The inputs to try, the likeliest first."""
-    for inputs in [model.inputs] if model.inputs else [(each,) for each in _UNDESCRIBED[dialect]]:
-        yield from samples_for(inputs)
 
 
 def _outputs_of(answer: Answer, dialect: str, model: Model) -> tuple[Tensor, ...]:
