@@ -5,6 +5,7 @@ import logging
 import logging.config
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,7 +25,10 @@ def nothing() -> Any:
 @asynccontextmanager
 async def listener(metrics: Any = nothing) -> AsyncIterator[str]:
     config = parse("admin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
-    admin = AdminListener(config.admin, lambda: config, metrics, lambda: None, nothing)
+    application = SimpleNamespace(
+        config=config, exposition=metrics, not_ready=lambda: None, stalled=lambda: None, status=nothing
+    )
+    admin = AdminListener(application)  # type: ignore[arg-type]
     try:
         yield await admin.start()
     finally:

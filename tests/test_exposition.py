@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import aiohttp
 from prometheus_client import generate_latest
@@ -74,7 +75,7 @@ async def test_other_work_runs_between_the_pieces_of_a_scrape() -> None:
 
     config = parse("admin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
 
-    admin = AdminListener(config.admin, lambda: config, pieces, lambda: None, dict)
+    admin = AdminListener(SimpleNamespace(config=config, exposition=pieces, stalled=lambda: None))  # type: ignore[arg-type]
     url = await admin.start()
     beside = asyncio.create_task(take_turns())
     try:

@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from gateway.demo import JsonServer
 from gateway.telemetry import processes
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.processes import usage_of, usage_of_all
+from gateway.telemetry.reading import Reading
+from tests.counted import reading
 from tests.system.gateway_process import gateway_process
 
 BUSY = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\nsys.stdin.read()\n"
@@ -58,18 +61,18 @@ def test_one_process_is_as_the_kernel_and_the_clock_say() -> None:
 
 
 def test_processor_time_of_a_worker_counts_while_it_runs_and_after_its_death() -> None:
-    workers: list[int] = []
+    readings: list[Reading] = []
     metrics = Metrics()
 
     def cpu_s() -> float:
         (line,) = (
-            line for line in "".join(metrics.exposition([], workers)).splitlines() if line.startswith("process_cpu_")
+            line for line in "".join(metrics.exposition(readings)).splitlines() if line.startswith("process_cpu_")
         )
         return float(line.split()[1])
 
     before = cpu_s()
     with busy_child() as child:
-        workers.append(child.pid)
+        readings.append(msgspec.structs.replace(reading([]), pid=child.pid))
         running = cpu_s()
         assert running >= before + 0.25  # the kernel counts in hundredths
     assert cpu_s() >= running

@@ -767,7 +767,7 @@ async def test_a_worker_that_cannot_take_the_reload_it_has_missed_is_replaced(
 
 
 async def is_ready(supervisor: Supervisor) -> bool:
-    return supervisor._not_ready() is None
+    return supervisor.not_ready() is None
 
 
 async def until_said(caplog: pytest.LogCaptureFixture, words: str) -> None:
@@ -799,14 +799,14 @@ async def test_workers_are_ready_when_each_of_them_has_a_usable_backend(server: 
     supervisor = await Supervisor.start(configuration(server.url))
     try:
         one, _ = supervisor._workers.values()
-        assert supervisor._not_ready() is None
+        assert supervisor.not_ready() is None
         assert one.reading is not None
         up = one.reading.endpoints
         down = [msgspec.structs.replace(reading, is_up=False, is_ejected=True, busy=3) for reading in up]
         reason = "no backend can be used: all endpoints of a are down"
         one.reading = msgspec.structs.replace(one.reading, endpoints=down, not_usable=reason)
-        assert supervisor._not_ready() == "no backend can be used: all endpoints of a are down"
-        text = "".join(supervisor._exposition())
+        assert supervisor.not_ready() == "no backend can be used: all endpoints of a are down"
+        text = "".join(supervisor.exposition())
         samples = [each for metric in text_string_to_metric_families(text) for each in metric.samples]
         labels = {"backend": "a", "endpoint": server.url}
         values = {each.name: each.value for each in samples if each.labels in (labels, {**labels, "state": "busy"})}

@@ -7,19 +7,20 @@ import asyncio
 import logging
 import re
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
 
 from gateway.client import listeners
 from gateway.client.server import CUT_S
-from gateway.config import Address, Config, masked
-from gateway.process.status import Status
+from gateway.config import masked
+
+if TYPE_CHECKING:
+    from gateway.process.application import Application
 
 MAX_CONNECTIONS = 64
 """The most connections of operators and machines; beyond it the oldest is closed, so that probes always get through."""
@@ -64,29 +65,20 @@ class _Server(web.Server):
         super().connection_lost(handler, exc)
 
 
-@dataclass(eq=False)
 class AdminListener:
     """Answers operators and machines, for one process or for all workers together, by the current state."""
 
-    address: Address
-    config: Callable[[], Config]
-    metrics: Callable[[], Iterable[str]]
-    """The text of the metrics in pieces."""
-    not_ready: Callable[[], str | None]
-    """Why clients should not come; None if they should."""
-    status: Callable[[], Status]
-    stalled: Callable[[], str | None] = lambda: None
-    """Why the gateway should be ended; None if it should not."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, application: "Application") -> None:
+        """*application*: whose state it tells."""
+        self._application = application
         self._scraping = asyncio.Lock()
         """Held by one scrape at a time, so that each turn of the event loop makes one piece however many wait."""
         self._answers: dict[str, Callable[[], Awaitable[web.Response]]] = {
             "/": self._page,
             "/-/status": self._status_as_json,
             "/metrics": self._metrics,
-            "/-/live": lambda: _said("live", self.stalled()),
-            "/-/ready": lambda: _said("ready", self.not_ready()),
+            "/-/live": lambda: _said("live", application.stalled()),
+            "/-/ready": lambda: _said("ready", application.not_ready()),
             "/-/config": self._configuration,
         }
         self._server: web.Server | None = None
@@ -94,10 +86,11 @@ class AdminListener:
 
     async def start(self) -> str:
         """Listen, and return the URL. Raises `OSError` if the address cannot be used."""
-        bound = await listeners.bind(self.address)
+        address = self._application.config.admin
+        bound = await listeners.bind(address)
         self._server = _Server(self._answer)
         self._listening = await asyncio.get_running_loop().create_server(self._server, sock=bound)
-        return listeners.url_of(self.address, bound.getsockname()[1])
+        return listeners.url_of(address, bound.getsockname()[1])
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
@@ -124,19 +117,19 @@ class AdminListener:
         return web.Response(text=_PAGE, content_type="text/html", headers=_HEADERS_OF_PAGE)
 
     async def _status_as_json(self) -> web.Response:
-        status = msgspec.json.encode(self.status())
+        status = msgspec.json.encode(self._application.status())
         return web.Response(body=status, content_type="application/json", headers=_NEVER_KEPT)
 
     async def _metrics(self) -> web.Response:
         text = ""
         async with self._scraping:
-            for piece in self.metrics():
+            for piece in self._application.exposition():
                 text += piece
                 await asyncio.sleep(0)  # in one process, clients are served on this loop
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _configuration(self) -> web.Response:
-        text = msgspec.json.format(msgspec.json.encode(masked(self.config())), indent=2)
+        text = msgspec.json.format(msgspec.json.encode(masked(self._application.config)), indent=2)
         return web.Response(body=text + b"\n", content_type="application/json")
 
 

@@ -35,9 +35,7 @@ class Application:
         self.grpc_urls: list[str] = []
         """The URLs for gRPC; empty if it is not configured."""
         self.admin_url = ""
-        self._admin = AdminListener(
-            config.admin, lambda: self.config, self._exposition, self._not_ready, self._status, self.stalled
-        )
+        self._admin = AdminListener(self)
         self._ending = AsyncExitStack()
         """What `stop` does, the last first."""
         self._ending.push_async_callback(self._admin.stop)
@@ -99,16 +97,17 @@ class Application:
         self.data_plane.count()
         return [self.data_plane.reading()]
 
-    def _exposition(self) -> Iterator[str]:
+    def exposition(self) -> Iterator[str]:
         """The text of the metrics, in pieces."""
         return self.metrics.exposition(self._readings())
 
-    def _not_ready(self) -> str | None:
+    def not_ready(self) -> str | None:
         """Why clients should not come; None if they should."""
         if not self.listen_url:
             return "starting"
         return "draining" if self.gateway.is_draining else self.data_plane.not_usable()
 
-    def _status(self) -> Status:
+    def status(self) -> Status:
+        """The data of the status page."""
         urls = {"listen": self.listen_url, "admin": self.admin_url, "grpc": self.grpc_urls}
-        return status_of(self.config, urls, self._readings(), self.metrics, self._not_ready())
+        return status_of(self.config, urls, self._readings(), self.metrics, self.not_ready())

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -224,9 +224,6 @@ class Supervisor(Application):
     def _readings(self) -> list[Reading]:
         return [worker.reading for worker in self._serving() if worker.reading is not None]
 
-    def _exposition(self) -> Iterator[str]:
-        return self.metrics.exposition(self._readings(), list(self._workers))
-
     async def _mind(self, worker: _WorkerProcess) -> None:
         """Replace *worker* whenever it dies."""
         while True:
@@ -274,7 +271,8 @@ class Supervisor(Application):
         for _, holder in self._reserved:
             listeners.release(holder)
 
-    def _not_ready(self) -> str | None:
+    def not_ready(self) -> str | None:
+        """See `Application`."""
         if self._is_draining:
             return "draining"
         serving = self._serving()

@@ -7,6 +7,7 @@ Histograms have classic buckets, and no exemplars: the usual text format cannot 
 leads from a number to its requests, with ids, route, reason and seconds. Not here: counting (`counting`).
 """
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -83,13 +84,12 @@ class Metrics:
         is_same = before is not None and (before.is_successful, before.words) == (is_successful, words)
         self.last_reload = Reload(now_s, is_successful, words, before.since_s if before and is_same else now_s)
 
-    def exposition(self, readings: Sequence[Reading], workers: Iterable[int] = ()) -> Iterator[str]:
+    def exposition(self, readings: Sequence[Reading]) -> Iterator[str]:
         """The text of all metrics in pieces, between which requests may be counted.
 
-        *readings* are those of all processes that serve clients, and *workers* the ids of these processes; empty if
-        this process serves clients itself.
+        *readings* are those of all processes that serve clients.
         """
-        usage = usage_of_all(workers)
+        usage = usage_of_all([reading.pid for reading in readings if reading.pid != os.getpid()])
         gauges = self._moment(readings) | {(name,): value for name, value in usage.items()}
         cells = self._table["process_cpu_seconds",]
         # the time of a worker that has just ended may be missing; Prometheus takes a lower count for a restart

@@ -9,7 +9,7 @@ import logging
 import resource
 import sys
 import time
-from typing import Any
+from types import SimpleNamespace
 
 from gateway.client.listeners import ClientListener
 from gateway.client.request import ClientRequest
@@ -38,11 +38,6 @@ async def handle(request: ClientRequest) -> None:
     await replying(request, exchange).whole(200, [], (b"served",))
 
 
-def nothing() -> Any:
-    """Nobody asks for it."""
-    raise NotImplementedError
-
-
 async def main(max_connections: int) -> None:
     """Serve until standard input ends."""
     loop = asyncio.get_running_loop()
@@ -51,7 +46,7 @@ async def main(max_connections: int) -> None:
     server = Server(handle, Limits(connections=max_connections))
     listener = CountingListener(server)
     config = parse("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
-    admin = AdminListener(config.admin, lambda: config, nothing, lambda: None, nothing)
+    admin = AdminListener(SimpleNamespace(config=config, not_ready=lambda: None, stalled=lambda: None))  # type: ignore[arg-type]
     urls = [await listener.open(Address("127.0.0.1:0")), await admin.start()]
     started = time.monotonic()
     print(json.dumps(urls), flush=True)
