@@ -144,7 +144,7 @@ def test_values_may_lie_in_several_buffers_and_share_one() -> None:
     [
         (b"no JSON", [], "cannot be made a message"),
         (b'{"outputs": 5}', [], "cannot be made a message"),
-        (header(), [b"\1"], "is 4 where the reply goes on for 1 bytes"),
+        (header(), [b"\1"], "ends 3 bytes short"),
         (header(data=[1]), [], "came as JSON"),
     ],
 )

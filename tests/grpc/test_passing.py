@@ -81,15 +81,22 @@ async def test_each_output_is_asked_for_in_binary(outputs: list[InferRequestedOu
 
 async def test_an_answer_that_is_cut_off_is_the_servers_fault() -> None:
     async with binary_server(short=5) as url, serving(url, backend="binary: always") as (_, triton):
-        with pytest.raises(InferenceServerException, match="is 400 where the reply goes on for 395 bytes") as refused:
+        with pytest.raises(InferenceServerException, match="ends 5 bytes short") as refused:
             await triton.infer("m", [given("x", np.ones(100, "f4"))])
     assert refused.value.status() == "StatusCode.INTERNAL"
 
 
 async def test_an_answer_that_ends_inside_of_its_json() -> None:
     async with binary_server(short=460) as url, serving(url, backend="binary: always") as (_, triton):
-        with pytest.raises(InferenceServerException, match="ends inside of its JSON"):
+        with pytest.raises(InferenceServerException, match="bytes short of what it says of itself"):
             await triton.infer("m", [given("x", np.ones(100, "f4"))])
+
+
+async def test_a_reply_that_no_message_can_hold(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.client.grpc.call.MAX_MESSAGE_BYTES", 400)
+    with pytest.raises(grpc.aio.AioRpcError, match="the reply has 4.. bytes, a message of gRPC has at most") as refused:
+        await ask(both[0], in_message(np.ones(100, "f4"), "FP32", is_typed=False))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_answers_that_are_no_messages_are_the_servers_fault() -> None:

@@ -35,6 +35,9 @@ SMALL_BYTES = 64 * 1024
 CALL_COPIES = 5
 """How often a message without tensors is in memory, beside itself, while it becomes JSON with base64."""
 
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""The longest message that protobuf knows."""
+
 _OK_HEAD = b"\x88" + encoded(
     [("content-type", "application/grpc")]
 )  # of the status 200 the static table of HPACK knows
@@ -152,7 +155,7 @@ class GrpcCall(ClientBody):
     # The message, as the corridor reads it: the JSON of the request, with the blobs in buffers of their own
 
     async def find_target(self) -> None:
-        """Read the message, and say in the request what it asks for. Raises `GatewayError`."""
+        """Read the message, and say in the request what it asks for. Raises `GatewayError` and `CodecError`."""
         method, message = self._method, self._message
         if message.length < 0 and not await message.begin():
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "the call has no message")
@@ -169,8 +172,6 @@ class GrpcCall(ClientBody):
             await (self._take_inference(data) if method is None else self._take_other(method, data))
         except TooLargeError as error:
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, str(error), status=431) from error  # beside the tensors' data
-        except CodecError as error:
-            raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
 
     async def _take_other(self, method: Method, message: memoryview) -> None:
         """Take a *message* without tensors. Raises `CodecError`."""
@@ -252,8 +253,6 @@ class GrpcCall(ClientBody):
                 message = await self._answer(headers, buffers)
             else:
                 message = [self._method.answer(b"".join(buffers)).SerializeToString()]
-        except TooLargeError as error:
-            raise GatewayError(ErrorKind.BODY_TOO_LARGE, str(error)) from error
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
         if self._message.is_one_of_many:
@@ -308,18 +307,18 @@ class GrpcCall(ClientBody):
         length = next((value for name, value in headers if name.lower() == HEADER_LENGTH.lower()), "")
         blobs = Buffers(buffers)
         header_bytes = int(length) if length.isdecimal() else blobs.n_bytes
-        if header_bytes > blobs.n_bytes:
-            raise CodecError(f"the answer ends inside of its JSON, which has {length} bytes ({HEADER_LENGTH})")
         header = b"".join(blobs.take(header_bytes))
         steps = write_response(header, blobs, is_typed=infer.is_typed, is_final=self._message.is_one_of_many)
         return await self._exchange.response_codec.run(steps)
 
     async def _send(self, headers: Pairs, message: list[Buffer], lines: str = "") -> None:
         """Send *message*, and the status OK behind the only one. Raises `ConnectionError` when the client left."""
-        stream = self._stream
+        stream, n_bytes = self._stream, sum(map(len, message))
+        if n_bytes > MAX_MESSAGE_BYTES:
+            words = f"the reply has {n_bytes} bytes, a message of gRPC has at most 2^31 - 1"
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
         if begun := await self._begin(headers, lines):
             stream.begin(begun)
-        n_bytes = sum(map(len, message))
         await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], self._exchange.response_codec)
         if self._message.is_one_of_many:
             stream.connection.flush()

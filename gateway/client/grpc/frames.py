@@ -154,9 +154,11 @@ class Buffers:
         """How many bytes are left."""
 
     def take(self, n_bytes: int) -> list[Buffer]:
-        """The next *n_bytes*, of which there must be as many."""
+        """The next *n_bytes*. Raises `CodecError` where there are not as many."""
         taken: list[Buffer] = []
         self.n_bytes -= n_bytes
+        if self.n_bytes < 0:
+            raise CodecError(f"the reply ends {-self.n_bytes} bytes short of what it says of itself")
         while n_bytes:
             buffer = self._left.pop()
             if len(buffer) > n_bytes:
