@@ -45,7 +45,6 @@ class MemberFinder:
         """How many brackets are open."""
         self._key = b'"%b"' % key.encode() if key else b""
         self._least_depth = 1 if key else 0  # deeper, no member is looked for
-        self._may_be_key = False  # a string like the key has come, and a colon may follow
         self._inside_string = False
 
     def step(self, buffer: bytearray) -> int:
@@ -59,14 +58,6 @@ class MemberFinder:
             end, is_closed = skip_inside_string(buffer)
             self._inside_string = not is_closed
             return end
-        if self._may_be_key:
-            first = NOT_SPACE.search(buffer, 0, limit)
-            if first is None:
-                return limit
-            self._may_be_key = False
-            self.found = first[0] == b":"
-            if self.found:
-                return first.end()
         if self.depth > self._least_depth and (end := self._skip_inside(buffer, limit)):
             return end
         return self._walk(buffer, limit)
@@ -102,8 +93,9 @@ class MemberFinder:
             elif kind == _OPENED_STRING:
                 return self._begin_string(token.start(), len(buffer))
             elif self.depth == 1 and is_key(token[0], self._key):
+                if kind == _LAST_STRING and (token.start() or limit < WALK_BYTES):
+                    return token.start()  # a colon may follow
                 self.found = kind == _KEY
-                self._may_be_key = kind == _LAST_STRING
             if self.found or (kind == _CLOSE and not self.depth):
                 return token.end()
         return limit

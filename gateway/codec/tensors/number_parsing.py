@@ -137,8 +137,7 @@ def _has_negative_zero(text: bytes | bytearray) -> bool:
     Searching for `-0,` and its like takes as long as parsing it all, because `-0` begins every `-0.5`.
     """
     codes = np.frombuffer(text, dtype=np.uint8)
-    signs = np.flatnonzero(codes == _MINUS)
-    signs = signs[codes[signs + 1] == _ZERO]
+    signs = ((codes[:-1] == _MINUS) & (codes[1:] == _ZERO)).nonzero()[0]
     return bool(_ENDS_NUMBER[codes[signs + 2]].any())
 
 
