@@ -47,9 +47,6 @@ _WHOLE_INSIDE = re.compile(
     rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*",
     re.DOTALL,
 )
-# A word, a string, or a list or object without others in it, with what shows that it ends.
-_SHORT_VALUE = re.compile(rb'(?:[\w.+-]++|"[^"\\]*+"|[\[{][^\[\]{}]*+[\]}])(?=[ \t\r\n,\]}])')
-_SHORT_VALUE_BYTES = 64
 _LONGEST_ESCAPE = len(rb"\ud83d\ude00")
 _LONGEST_CHARACTER = 4  # bytes of UTF-8
 
@@ -114,12 +111,6 @@ def last_comma(window: bytes, tokens: list[re.Match[bytes]]) -> tuple[int, int]:
         if n_tokens:
             limit = tokens[n_tokens - 1].start()
     return -1, 0
-
-
-def beginning(text: bytes | bytearray) -> str:
-    """The value at the start of *text*, for an error; of what is no short value the first characters, quoted."""
-    value = _SHORT_VALUE.match(bytes(text[:_SHORT_VALUE_BYTES]) + b" " * (len(text) < _SHORT_VALUE_BYTES))
-    return value[0].decode(errors="replace") if value else repr(text[:16].decode(errors="replace"))
 
 
 def check_cut(text: bytes, start: int, end: int, *, continues: bool, goes_on: bool) -> None:

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gateway.codec.json.pieces import NOT_SPACE, beginning
+from gateway.codec.json.members import excerpt
+from gateway.codec.json.pieces import NOT_SPACE
 from gateway.errors import CodecError
 
 MAX_DEPTH = 64
@@ -35,7 +36,7 @@ def blanks_before_array(buffer: bytearray, window: int) -> int:
     if first is None:
         return 0
     if first[0] != b"[":
-        raise CodecError(f"data must be an array, got {beginning(buffer[first.start() : window])}")
+        raise CodecError(f"data must be an array, got {excerpt(bytes(buffer[first.start() : window]))}")
     return first.start()
 
 

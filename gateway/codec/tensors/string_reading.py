@@ -31,7 +31,8 @@ import numpy as np
 import orjson
 
 from gateway.codec.json.member_finder import is_key
-from gateway.codec.json.pieces import OBJECT, PIECE_BYTES, beginning
+from gateway.codec.json.members import excerpt
+from gateway.codec.json.pieces import OBJECT, PIECE_BYTES
 from gateway.codec.json.prover import Prover
 from gateway.codec.tensors.base64_reading import octets_of
 from gateway.codec.tensors.elements import (
@@ -223,12 +224,12 @@ class BytesSink(Prover):
         if type(item) is dict and self._b64_objects:
             if len(item) == 1 and type(item.get("b64")) is str:
                 return octets_of(item["b64"].encode(errors="replace"), index)
-            raise CodecError(f"element {index}: {_WRONG_OBJECT}, got {beginning(json.dumps(item).encode())}")
+            raise CodecError(f"element {index}: {_WRONG_OBJECT}, got {excerpt(json.dumps(item).encode())}")
         is_missing = item is None or str(item) == "nan"
         if is_missing and isinstance(self._missing, bytes):
             return self._missing
         hint = self._missing if is_missing else ""
-        raise CodecError(f"element {index}: expected a string, got {beginning(json.dumps(item).encode())}{hint!s}")
+        raise CodecError(f"element {index}: expected a string, got {excerpt(json.dumps(item).encode())}{hint!s}")
 
     def _begin_string(self, before: bytes) -> None:
         """See `Prover`: a long element begins, or the text of an object that is one."""
@@ -239,7 +240,7 @@ class BytesSink(Prover):
             head = _OBJECT_HEAD.search(before) if self._b64_objects else None
             if head is None or not is_key(head[1], b'"b64"'):
                 words = _WRONG_OBJECT if self._b64_objects else "expected a string"
-                raise CodecError(f"element {layout.count}: {words}, got {beginning(before[before.index(b'{') :])}")
+                raise CodecError(f"element {layout.count}: {words}, got {excerpt(before[before.index(b'{') :])}")
             self._long_base64 = b""
         self._long_element_at = len(self._elements)
         self._elements += bytes(PREFIX_BYTES)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.codec.json.pieces import PIECE_BYTES, beginning, check_cut, check_utf8, string_part
+from gateway.codec.json.pieces import PIECE_BYTES, check_cut, check_utf8, string_part
 from gateway.errors import CodecError
 
 
@@ -58,16 +58,6 @@ def test_part_of_a_string_ends_where_nothing_is_cut(text: bytes, part: bytes, is
 def test_part_of_a_string_that_nothing_can_complete_is_refused(text: bytes) -> None:
     with pytest.raises(CodecError, match="broken escape or lone surrogate|not UTF-8"):
         string_part(text)
-
-
-def test_long_text_in_an_error_is_cut() -> None:
-    assert beginning(b"x" * 100) == repr("x" * 16)
-
-
-@pytest.mark.parametrize("value", ["null", "-1.5e+300", '"a b,"', '{"b64": "YQ=="}', "[1, 2]", "NaN"])
-@pytest.mark.parametrize("behind", ["", ",1]", "] ", "}]}"])
-def test_a_short_value_in_an_error_ends_where_it_ends(value: str, behind: str) -> None:
-    assert beginning((value + behind).encode()) == value
 
 
 def test_bytes_that_begin_no_character_are_no_utf8_wherever_a_piece_ends() -> None:
