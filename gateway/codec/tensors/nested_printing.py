@@ -77,10 +77,11 @@ def nested_number_pieces(
     n_single = next((n for n, dimension in enumerate(shape[:0:-1]) if dimension > 1), len(shape) - 1)
     most = PIECE_ELEMENTS // (1 + -(-n_single // _BRACKETS_PER_ELEMENT))
     comma = separator(n_single)
-    yield b"[" * n_single
-    for text in _list_pieces(values, datatype, shape[: len(shape) - n_single], most, b"[", literals=literals):
+    outer, opening = shape[: len(shape) - n_single], b"[" * (1 + n_single)
+    for text in _list_pieces(values, datatype, outer, most, opening, literals=literals):
         yield text.replace(b",", comma) if n_single else text
-    yield b"]" * n_single
+    if n_single:
+        yield b"]" * n_single
 
 
 def _list_pieces(
@@ -102,10 +103,14 @@ def _list_pieces(
 
 
 def _empty(shape: tuple[int, ...]) -> bytes:
-    text = b"[]"
-    for dimension in reversed(shape[: shape.index(0)]):
-        text = b"[%b]" % b",".join([text] * dimension)
-    return text
+    return repeated(b"[]", shape[: shape.index(0)])
+
+
+def repeated(item: bytes, shape: tuple[int, ...]) -> bytes:
+    """*item* in the place of each element of *shape*."""
+    for dimension in reversed(shape):
+        item = b"[%b]" % b",".join([item] * dimension)
+    return item
 
 
 # Strings, and both

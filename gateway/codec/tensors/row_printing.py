@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gateway.codec.tensors.datatypes import BYTES
 from gateway.codec.tensors.elements import PREFIX_BYTES, WINDOW_BYTES, bounds_of, end_of
-from gateway.codec.tensors.nested_printing import NestedTensor
+from gateway.codec.tensors.nested_printing import NestedTensor, repeated
 from gateway.codec.tensors.number_printing import array_text
 
 STEP_VALUES = 1024
@@ -104,7 +104,7 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
         template = b""
         if most_rows:
             parts = [
-                text.replace(b"%", b"%%") + _placeholders(column.shape)
+                text.replace(b"%", b"%%") + repeated(b"%b", column.shape)
                 for text, column in zip(before, columns, strict=True)
             ]
             template = b"".join(parts) + behind.replace(b"%", b"%%")
@@ -150,10 +150,3 @@ def _batch(columns: Sequence[Column], sizes: list[int], template: bytes, n_rows:
     for start in range(0, n_rows, step):
         yield (b"," if start else b"") + b",".join([template % row for row in rows[start : start + step]])
         yield b""
-
-
-def _placeholders(shape: tuple[int, ...]) -> bytes:
-    text = b"%b"
-    for dimension in reversed(shape):
-        text = b"[%b]" % b",".join([text] * dimension)
-    return text
