@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.compression import (
-    FREE_MEMBERS,
-    MEMBER_BYTES,
     PIECE_BYTES,
     WINDOW_BYTES,
     Coding,
@@ -84,26 +82,13 @@ def test_several_gzip_members_are_one_body_and_several_deflate_bodies_are_not() 
             inflate(Coding.DEFLATE, zlib.compress(b"a") + zlib.compress(b"b"), chunk)
 
 
-def test_gzip_members_that_hold_next_to_nothing_are_refused_after_the_first_thousand() -> None:
+def test_gzip_members_that_hold_nothing_are_a_step_each() -> None:
+    """bgzip writes an empty one at the end."""
     empty = gzip.compress(b"")
-    assert inflate(Coding.GZIP, empty * FREE_MEMBERS, 4096) == b""
     inflater = Inflater(Coding.GZIP, 10**9)
-    steps = 0
-    with pytest.raises(CodecError, match=f"more than {FREE_MEMBERS + 1} gzip members for only 0 bytes of content"):
-        for _ in inflater.feed(empty * 100_000):
-            steps += 1
-    assert steps <= 2 * FREE_MEMBERS + 2
-
-
-@pytest.mark.parametrize("member_bytes", [MEMBER_BYTES, 65280])
-def test_any_number_of_gzip_members_of_a_kibibyte_or_more_passes(member_bytes: int) -> None:
-    """bgzip writes blocks of 65280 bytes, and an empty one at the end."""
-    member = gzip.compress(bytes(member_bytes), 1)
-    n_members = 2 * FREE_MEMBERS
-    body = member * n_members + gzip.compress(b"")
-    inflater = Inflater(Coding.GZIP, 10**9)
-    assert sum(map(len, inflater.feed(body))) == member_bytes * n_members
+    assert sum(1 for _ in inflater.feed(empty * 5000)) >= 5000
     inflater.finish()
+    assert inflated_beginning(empty * 5000 + gzip.compress(b"a"), "gzip", 10) == b""
 
 
 def test_each_step_takes_a_bounded_part_of_the_body(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ def parse_framing(header_lengths: Sequence[str], content_type: str) -> Framing:
 
 
 def _length_of(value: str) -> int:
+    """The header length that *value* says. Raises `CodecError` for what is not in decimal digits (protocol 1.2)."""
     digits = _DIGITS.fullmatch(value)
     if digits is None:
         raise CodecError(f"{HEADER_LENGTH} or json-header-size: expected decimal digits, got {value[:64]!r}")

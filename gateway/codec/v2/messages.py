@@ -307,6 +307,7 @@ def name_of(entry: Entry, section: str, index: int) -> str:
 
 
 def _what_is_wrong(entry: Entry, section: str, index: int) -> str:
+    """The error for an entry that `declaration` refuses."""
     label = label_of(section, name_of(entry, section, index))
     if text_of(entry.get("datatype")) not in DATATYPES:
         names = " ".join(DATATYPES)

@@ -23,12 +23,16 @@ _Shape = Annotated[tuple[Annotated[int, Meta(ge=-1, le=MAX_DIMENSION)], ...], Me
 
 
 class _Input(msgspec.Struct):
+    """An input in a model's metadata; -1 is a variable dimension."""
+
     name: str
     datatype: Literal[tuple(DATATYPES)]  # type: ignore[valid-type]
     shape: _Shape
 
 
 class _Output(msgspec.Struct):
+    """What is read of an output."""
+
     name: str
     datatype: str
 

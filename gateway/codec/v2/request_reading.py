@@ -280,6 +280,7 @@ def read_inputs(request: Request, blobs: Cursor) -> Generator[None, None, list[t
 
 
 def _source(entry: Entry, index: int, blobs: Cursor) -> Source:
+    """Where the values of input number *index* are, see `read_inputs`; a blob is taken off *blobs*."""
     parameters = entry.get("parameters") or {}
     size = _binary_size(entry, index) if "binary_data_size" in parameters else None
     data = None
