@@ -146,12 +146,19 @@ def _fill_in(
         yield from elements.check_elements(tensor.blob, n_elements, tensor, utf8=not tensor.is_base64, hint=hint)
     elif policy.half_precision is _PROMOTE and is_half_precision(datatype):
         entry["datatype"] = _PROMOTED
-    array_text = _array_text(tensor, policy) if is_small else b"n"
-    entry["data"] = Raw(array_text) if is_small else LIST_LATER
-    # NaN and infinities are printed as null if not as literals
-    if datatype.kind is FLOAT and (b"n" in array_text or policy.nonfinite is _LITERAL):
-        return (yield from check_finite(tensor, policy.nonfinite))
-    return 0
+    entry["data"] = LIST_LATER
+    is_checked = datatype.kind is FLOAT
+    if is_small:
+        is_literal = is_checked and policy.nonfinite is _LITERAL
+        if datatype.item_bytes:
+            values = np.frombuffer(tensor.blob, datatype.wire)
+            text = number_printing.array_text(values, datatype, literals=is_literal)
+        else:
+            text = b"[%b]" % b"".join(_value_pieces(tensor, policy))
+        entry["data"] = Raw(text)
+        # NaN and infinities are printed as null if not as literals
+        is_checked = is_literal or (is_checked and b"n" in text)
+    return (yield from check_finite(tensor, policy.nonfinite)) if is_checked else 0
 
 
 def _choose_form(entry: Entry, tensor: Tensor, request: Request) -> str:
@@ -174,16 +181,6 @@ def _content_type(parameters: Parameters) -> bytes:
     """The parameter `content_type`, as JSON text; empty if there is none."""
     value = restore_literals(bytes(parameters.get("content_type", b"")))
     return b"" if value in ABSENT else value
-
-
-def _array_text(tensor: Tensor, policy: TensorPolicy) -> bytes:
-    """The values of *tensor*, which is small, as a JSON array."""
-    datatype = tensor.datatype
-    if datatype.kind is BYTES:
-        return b"[%b]" % b"".join(_value_pieces(tensor, policy))
-    values = np.frombuffer(tensor.blob, datatype.wire)
-    literals = datatype.kind is FLOAT and policy.nonfinite is _LITERAL  # protocol 3.4
-    return number_printing.array_text(values, datatype, literals=literals)
 
 
 def _value_pieces(tensor: Tensor, policy: TensorPolicy) -> Iterator[Piece]:
