@@ -180,10 +180,9 @@ def _merged(
     theirs: Mapping[str, TensorDescription], ours: Mapping[str, TensorDescription]
 ) -> dict[str, TensorDescription]:
     """Tensors in the order of the configuration, if it has all of them; else the server's, and then all others."""
-    merged = {}
-    for name in ours if theirs.keys() <= ours.keys() else {**theirs, **ours}:
-        tensor = theirs.get(name) or ours[name]
-        wins = ours.get(name, tensor)
-        shape = tensor.shape if wins.shape is None else wins.shape
-        merged[name] = structs.replace(wins, datatype=wins.datatype or tensor.datatype, shape=shape)
+    merged = dict(ours) if theirs.keys() <= ours.keys() else {**theirs, **ours}
+    for name in theirs.keys() & ours.keys():
+        said, wins = theirs[name], ours[name]
+        shape = said.shape if wins.shape is None else wins.shape
+        merged[name] = structs.replace(wins, datatype=wins.datatype or said.datatype, shape=shape)
     return merged

@@ -21,16 +21,7 @@ from gateway.codec.dialects.paths import AnswerForm, Node, Step, node_at
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
 from gateway.codec.json.member_finder import is_key
-from gateway.codec.json.members import (
-    LISTS,
-    OBJECTS,
-    STAND_IN,
-    Members,
-    decoded,
-    excerpt,
-    parse_list,
-    restore_literals,
-)
+from gateway.codec.json.members import LISTS, OBJECTS, STAND_IN, Members, decoded, excerpt, parse_list, restore_literals
 from gateway.codec.json.pieces import ARRAY, OBJECT, SPACE
 from gateway.codec.json.sinks import TextSink
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
