@@ -55,6 +55,9 @@ _TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # the first bytes of reco
 _AS = {TENSORFLOW: "TensorFlow Serving and KServe's V1 protocol do", MLFLOW: "MLflow's scoring server does"}
 """Words for messages: which servers answer in each dialect."""
 
+AT_ONCE = 8
+"""How many endpoints are looked at at the same time: each look may be a handshake."""
+
 _UNKNOWN = (
     "not a server of a protocol that the gateway knows? If only its metadata is missing, inferences pass all the same"
 )
@@ -83,24 +86,25 @@ class Finding(NamedTuple):
 
 async def look_at(config: Config, gateway: str) -> None:
     """Look at all endpoints of *config*, and log each finding. *gateway* is this gateway's name in `Via`."""
-    await asyncio.gather(*(_look_at(name, backend, gateway) for name, backend in config.backends.items()))
+    free = asyncio.Semaphore(AT_ONCE)
+    await asyncio.gather(*(_look_at(name, backend, gateway, free) for name, backend in config.backends.items()))
 
 
-async def _look_at(name: str, backend: Backend, gateway: str) -> None:
+async def _look_at(name: str, backend: Backend, gateway: str, free: asyncio.Semaphore) -> None:
     urls = backend.endpoints
     with suppress(ConfigError):  # files have changed since the start; requests report this
         # in a thread, because loading the system's authorities takes 20 ms
         tls = await asyncio.to_thread(TlsContext, f"backends.{name}.tls", backend.tls) if uses_tls(urls) else None
         fields = BackendHeaders(backend.headers.set, backend.headers.remove).probing("first look")
         fields.append(("Via", f"1.1 {gateway}"))
-        await asyncio.gather(*(_look(name, backend, Endpoint.parse(url, tls), fields) for url in urls))
+        await asyncio.gather(*(_look(name, backend, Endpoint.parse(url, tls), fields, free) for url in urls))
 
 
-async def _look(name: str, backend: Backend, endpoint: Endpoint, fields: Fields) -> None:
+async def _look(name: str, backend: Backend, endpoint: Endpoint, fields: Fields, free: asyncio.Semaphore) -> None:
     """Look at *endpoint*, and log the finding."""
     connections = own_connections(name, backend.timeouts.connect)
     try:
-        async with asyncio.timeout(LOOK_S):
+        async with free, asyncio.timeout(LOOK_S):
             endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
             finding = await _find(backend, endpoint, Asker(connections, endpoint, fields).get)
     except TimeoutError:
