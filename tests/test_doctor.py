@@ -742,6 +742,35 @@ async def test_a_model_that_answers_no_trial_is_a_problem_in_the_servers_words(
     assert found.code == 1
 
 
+async def test_a_model_of_a_v2_server_may_answer_v1_alone() -> None:
+    names = ["m"]
+
+    async def metadata(request: web.Request) -> web.Response:
+        return web.json_response({"name": "both"})
+
+    async def index(request: web.Request) -> web.Response:
+        return web.json_response([{"name": name} for name in names])
+
+    async def predict(request: web.Request) -> web.Response:
+        return web.json_response({"predictions": (await request.json())["instances"]})
+
+    application = web.Application()
+    application.router.add_get("/v2", metadata)
+    application.router.add_post("/v2/repository/index", index)
+    application.router.add_post("/v1/models/m:predict", predict)
+    async with answered_by(application) as url:
+        found = await doctor(url)
+        names.append("n")
+        unsure = await doctor(url)
+    tensor = {"datatype": "FP32", "shape": [-1, 4]}
+    assert found.backend["dialect"] == "tensorflow"
+    assert found.backend["models"]["m"]["format"] == "row"
+    assert found.backend["models"]["m"]["inputs"] == {"input": tensor}
+    assert "but V1 (/v1/models/...:predict): `dialect: tensorflow`" in found.findings("problem")[0]
+    assert found.table["infer in binary"] == SAME
+    assert "its models: m, n. To try one: --model m" in unsure.findings("note")
+
+
 # The file
 
 
