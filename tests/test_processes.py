@@ -15,9 +15,8 @@ import msgspec
 import pytest
 
 from gateway.demo import JsonServer
-from gateway.telemetry import processes
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.processes import usage_of, usage_of_all
+from gateway.telemetry import metrics as metrics_module
+from gateway.telemetry.metrics import Metrics, usage_of, usage_of_all
 from gateway.telemetry.reading import Reading
 from tests.counted import reading
 from tests.system.gateway_process import gateway_process
@@ -91,7 +90,7 @@ def test_descriptors_of_all_processes_count_but_only_the_limits_of_those_that_se
 
 
 def test_a_process_without_a_limit_has_an_infinite_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PROC", tmp_path)
+    monkeypatch.setattr(metrics_module, "PROC", tmp_path)
     (tmp_path / "7/fd").mkdir(parents=True)
     (tmp_path / "7/stat").write_text(f"7 (a name) {' '.join('1' * 30)}")
     (tmp_path / "7/limits").write_text("Limit  Soft  Hard  Units\nMax open files  unlimited  unlimited  files\n")
@@ -103,7 +102,7 @@ def test_where_the_kernel_does_not_tell_how_many_descriptors_there_are_they_are_
 ) -> None:
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(10)]
     with monkeypatch.context() as patched:
-        patched.setattr("gateway.telemetry.processes.os.stat", lambda path: os.stat_result([0] * 10))
+        patched.setattr("gateway.telemetry.metrics.os.stat", lambda path: os.stat_result([0] * 10))
         listed = usage_of_all([])["process_open_fds"]
     assert listed == pytest.approx(len(os.listdir("/proc/self/fd")), abs=2)
     for file in files:
@@ -118,7 +117,7 @@ def test_a_process_that_has_ended_is_left_out() -> None:
 
 
 def test_without_proc_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PROC", tmp_path)
+    monkeypatch.setattr(metrics_module, "PROC", tmp_path)
     assert usage_of_all([]) == {}
 
 

@@ -26,9 +26,9 @@ from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process import reload as reload_module
 from gateway.process import supervisor as supervisor_module
-from gateway.process.control import Channel, Done, Serve
 from gateway.process.reload import WATCH_S, Reloader, keep_fixed
 from gateway.process.supervisor import Supervisor, _WorkerProcess
+from gateway.process.worker import Channel, Done, Serve
 from gateway.telemetry.metrics import Metrics
 from tests.certificates import Authority, Pair
 from tests.conftest import Client, Connection, Script, answering, lying, tensor
@@ -778,7 +778,7 @@ async def until_said(caplog: pytest.LogCaptureFixture, words: str) -> None:
 
 
 async def test_messages_cross_a_socket_and_one_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.process.control.MAX_BYTES", 1000)
+    monkeypatch.setattr("gateway.process.worker.MAX_MESSAGE_BYTES", 1000)
     ends = socket.socketpair()
     one, other = [await Channel.over(end) for end in ends]
     for message in (Done("why\n"), Done(), Done("x" * 10_000)):

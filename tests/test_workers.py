@@ -16,8 +16,8 @@ from gateway import __version__
 from gateway.config import load, parse
 from gateway.demo import JsonServer
 from gateway.process import supervisor as supervisor_module
-from gateway.process.control import Channel
 from gateway.process.supervisor import Supervisor, _WorkerProcess
+from gateway.process.worker import Channel
 from tests.conftest import Client, tensor
 from tests.test_cli import process, url_in_line
 

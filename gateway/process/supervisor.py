@@ -2,7 +2,7 @@
 
 The supervisor has the admin listener and serves no client. It reserves the port, starts the workers, replaces workers
 that die, adds up their counts, lets all of them reload or none, and drains them together.
-Not here: the worker's own process (`worker`), and the format of messages (`control`).
+Not here: the worker's own process, and the format of messages (`worker`).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from gateway.client import listeners
 from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
 from gateway.process.application import Application
-from gateway.process.control import Channel, Done, Drain, Message, Report, Serve
+from gateway.process.worker import Channel, Done, Drain, Message, Report, Serve
 from gateway.telemetry.counting import Batch
 from gateway.telemetry.log_writer import change_logging
 from gateway.telemetry.reading import Reading
