@@ -24,8 +24,7 @@ from gateway.errors import Blame, ErrorKind
 from gateway.exchange import Attempt, Exchange
 from gateway.pacing import Pacer
 from gateway.process import supervisor as supervisor_module
-from gateway.process.problems import Problem
-from gateway.process.status import Status, status_of
+from gateway.process.status import Problem, Status, status_of
 from gateway.process.supervisor import Supervisor
 from gateway.telemetry.counting import Batch, Counting
 from gateway.telemetry.metrics import Metrics, Reload
