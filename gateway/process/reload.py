@@ -104,9 +104,9 @@ class Reloader:
         """Reload *file* on request, and if its content differs from that of the last try.
 
         New content must be read twice, so that a file is not loaded while it is being written. Links are followed each
-        time: Kubernetes swaps one in the folder of a ConfigMap. Refused content is tried again every `AGAIN_S`.
+        time: Kubernetes swaps one in the folder of a ConfigMap. What was refused is tried again every `AGAIN_S`.
         """
-        before, is_missing = self._tried, False
+        before = self._tried
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), WATCH_S if watch else None)
@@ -114,17 +114,15 @@ class Reloader:
                 self._wanted.clear()
                 await self._reload(file)
                 continue
-            now = None
-            with contextlib.suppress(RuntimeError, MemoryError):  # no thread or no memory for it at this moment
+            try:
                 now = await asyncio.to_thread(_digest, file)
-            if now is None and not is_missing:
-                log.warning("%s cannot be read; the running configuration stays in use", file)
-            is_missing = now is None
+            except (RuntimeError, MemoryError):  # no thread or no memory for it at this moment
+                continue
             is_new = now != self._tried
             is_due = self._refused and time.monotonic() >= self._tried_s + AGAIN_S
-            if now is not None and now == before and (is_new or is_due):
+            if now == before and (is_new or is_due):
                 await self._reload(file, known="" if is_new else self._refused)
-            before = now or before
+            before = now
 
     async def _reload(self, file: Path, known: str = "") -> None:
         """Try once, and log the result in one line; not if *file* is refused because of what is *known*."""
