@@ -109,9 +109,8 @@ async def serve_anything(request: ClientRequest) -> None:
         if message.length >= 0 or await message.begin():
             while chunk := await message.read_more():
                 n_bytes += len(chunk)
-        if not stream.is_answered:
-            stream.begin(encoded([(":status", "200")]))
-        await stream.write([bytes(n_bytes)], cast(Any, SimpleNamespace(breathe=lambda: asyncio.sleep(0))))
+        begun = b"" if stream.is_answered else encoded([(":status", "200")])
+        await stream.write([bytes(n_bytes)], cast(Any, SimpleNamespace(breathe=lambda: asyncio.sleep(0))), begun)
         stream.connection.flush()
     except GatewayError as error:
         assert str(error)

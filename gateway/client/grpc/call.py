@@ -317,9 +317,9 @@ class GrpcCall(ClientBody):
         if n_bytes > MAX_MESSAGE_BYTES:
             words = f"the reply has {n_bytes} bytes, a message of gRPC has at most 2^31 - 1"
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
-        if begun := await self._begin(headers, lines):
-            stream.begin(begun)
-        await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], self._exchange.response_codec)
+        begun = await self._begin(headers, lines)
+        buffers = [b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message]
+        await stream.write(buffers, self._exchange.response_codec, begun)
         if self._message.is_one_of_many:
             stream.connection.flush()
         else:

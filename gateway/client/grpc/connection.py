@@ -114,7 +114,7 @@ class GrpcConnection(Connection):
             self._unread = bytes(unread[at:])
             if self._unread and not self._wanted[1]:  # a part of the next frame has come
                 self._wanted = self._wanted[0], "header_timeout"
-            self._count()
+            self.taken(0)
             self.flush()
             if self._later is None:
                 self._read_on()
@@ -306,13 +306,8 @@ class GrpcConnection(Connection):
         return self.transport is not None and not self.transport.is_closing()
 
     def taken(self, n_bytes: int) -> None:
-        """A reader has taken *n_bytes* of messages."""
+        """A reader has taken *n_bytes* of messages: tell the owner how many bytes were not taken yet."""
         self._message_bytes -= n_bytes
-        if self.held_bytes:  # else only few bytes have waited
-            self._count()
-
-    def _count(self) -> None:
-        """Tell the owner how many bytes were not taken yet."""
         self.hold(self._message_bytes + self._head_bytes + len(self._unread))
 
     def flush(self) -> None:

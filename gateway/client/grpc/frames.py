@@ -88,20 +88,13 @@ class Http2Error(CodecError):
         self.code = code
 
 
+_OF_STREAMS = frozenset((DATA, HEADERS, PRIORITY, RST_STREAM, PUSH_PROMISE, CONTINUATION))
+_OF_CONNECTIONS = frozenset((SETTINGS, PUSH_PROMISE, PING, GOAWAY))
+"""The types of frames that must have a stream, and of those that must have none; no client may send PUSH_PROMISE."""
+
 _ANY = (0, FRAME_BYTES)
-_RULES = {
-    DATA: ((True,), _ANY),
-    HEADERS: ((True,), _ANY),
-    PRIORITY: ((True,), (5, 5)),
-    RST_STREAM: ((True,), (4, 4)),
-    SETTINGS: ((False,), _ANY),
-    PUSH_PROMISE: ((), _ANY),
-    PING: ((False,), (8, 8)),
-    GOAWAY: ((False,), (8, FRAME_BYTES)),
-    WINDOW_UPDATE: ((False, True), (4, 4)),
-    CONTINUATION: ((True,), _ANY),
-}
-"""Whether a frame of each type may come on a stream, and how short and how long its payload may be."""
+_LENGTHS = {PRIORITY: (5, 5), RST_STREAM: (4, 4), PING: (8, 8), GOAWAY: (8, FRAME_BYTES), WINDOW_UPDATE: (4, 4)}
+"""How short and how long the payload of a frame may be, of each type where that is not `_ANY`."""
 
 _SETTINGS = {
     _PUSH: (0, 1, Code.PROTOCOL_ERROR),
@@ -118,10 +111,10 @@ def parse_head(head: Buffer, going_on: int = 0) -> tuple[int, int, int, int]:
     """
     length_and_kind, flags, number = HEAD.unpack(head)
     kind, length, number = length_and_kind & 0xFF, length_and_kind >> 8, number & MAX_WINDOW
-    places, (shortest, longest) = _RULES.get(kind, ((False, True), _ANY))
+    shortest, longest = _LENGTHS.get(kind, _ANY)
     if going_on != (number if kind == CONTINUATION else 0):
         raise Http2Error(Code.PROTOCOL_ERROR, "fields that go on must do so in the next frame, and no others")
-    if bool(number) not in places:
+    if kind in (_OF_CONNECTIONS if number else _OF_STREAMS):
         raise Http2Error(Code.PROTOCOL_ERROR, f"a frame of type {kind} on stream {number}")
     if not shortest <= length <= longest or (kind == SETTINGS and flags & ACK and length):
         words = f"a frame of type {kind} with {length} bytes, expected {shortest} to {longest}"

@@ -34,6 +34,7 @@ TAG_BYTES, NUMBER_BYTES = 5, 10
 
 _SCHEMA = Path(__file__).with_name("inference.proto")
 _WORD = re.compile(r"[\w.]+|[{}]")  # the other signs say nothing that the order does not
+_DECLARED = {"message": "nested_type", "enum": "enum_type", "oneof": "oneof_decl"}
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
     name: getattr(_Field, f"TYPE_{name.upper()}")
@@ -43,46 +44,44 @@ _SCALARS = {
 
 def _file() -> descriptor_pb2.FileDescriptorProto:
     """The schema as protobuf knows it; each of its lines is one declaration."""
-    file = descriptor_pb2.FileDescriptorProto(name=_SCHEMA.name, package="inference", syntax="proto3")
-    inside: list[Any] = [file]  # the declarations that are not closed yet
-    _, _, schema = _SCHEMA.read_text().partition(f"package {file.package};")
+    outer = descriptor_pb2.DescriptorProto()
+    inside: list[Any] = [outer]  # the declarations that are not closed yet
+    _, _, schema = _SCHEMA.read_text().partition("package inference;")
     for line in schema.splitlines():
         match _WORD.findall(line.partition("//")[0]):
-            case ["message", name, "{", *end]:
-                messages = file.message_type if inside[-1] is file else inside[-1].nested_type
-                inside.append(messages.add(name=name))
+            case ["message" | "enum" | "oneof" as kind, name, "{", *end]:
+                inside.append(getattr(inside[-1], _DECLARED[kind]).add(name=name))
                 del inside[len(inside) - len(end) :]
-            case ["enum", name, "{"]:
-                inside.append(inside[-1].enum_type.add(name=name))
-            case ["oneof", name, "{"]:
-                inside.append(inside[-1].oneof_decl.add(name=name))
             case ["}"]:
                 inside.pop()
             case ["map", key, value, name, number]:  # entries of a key and a value
                 entry = inside[-1].nested_type.add(name=f"{name.title().replace('_', '')}Entry")
                 entry.options.map_entry = True
-                _add_field(entry, key, "key", 1)
-                _add_field(entry, value, "value", 2)
-                _add_field(inside[-1], entry.name, name, number).label = _Field.LABEL_REPEATED
-            case ["repeated", type_, name, number]:
-                _add_field(inside[-1], type_, name, number).label = _Field.LABEL_REPEATED
-            case [type_, name, number] if isinstance(inside[-1], descriptor_pb2.OneofDescriptorProto):
-                _add_field(inside[-2], type_, name, number).oneof_index = len(inside[-2].oneof_decl) - 1
-            case [type_, name, number]:
-                _add_field(inside[-1], type_, name, number)
+                _add_field([entry], key, "key", "1")
+                _add_field([entry], value, "value", "2")
+                _add_field(inside, entry.name, name, number, is_repeated=True)
+            case [*label, type_, name, number]:
+                _add_field(inside, type_, name, number, is_repeated=label == ["repeated"])
             case [name, number]:  # of an enum
                 inside[-1].value.add(name=name, number=int(number))
+    file = descriptor_pb2.FileDescriptorProto(name=_SCHEMA.name, package="inference", syntax="proto3")
+    file.message_type.extend(outer.nested_type)
+    file.enum_type.extend(outer.enum_type)
     return file
 
 
-def _add_field(message: descriptor_pb2.DescriptorProto, type_: str, name: str, number: int | str) -> _Field:
-    """Add a field to *message*."""
-    field: _Field = message.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
+def _add_field(inside: list[Any], type_: str, name: str, number: str, *, is_repeated: bool = False) -> None:
+    """Add a field to the innermost declaration *inside*, or to the message that has this if it is a oneof."""
+    message = inside[-1]
+    field = _Field(name=name, number=int(number), label=_Field.LABEL_REPEATED if is_repeated else _Field.LABEL_OPTIONAL)
+    if isinstance(message, descriptor_pb2.OneofDescriptorProto):
+        message = inside[-2]
+        field.oneof_index = len(message.oneof_decl) - 1
     if type_ in _SCALARS:
         field.type = _SCALARS[type_]
     else:
         field.type_name = type_  # protobuf finds out whether it is a message or an enum
-    return field
+    message.field.append(field)
 
 
 _POOL = descriptor_pool.DescriptorPool()

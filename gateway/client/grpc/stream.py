@@ -143,18 +143,16 @@ class Stream:
 
     # What goes out
 
-    def begin(self, fields: bytes) -> None:
-        """Send the headers of an answer, *fields* as HPACK. Raises `ConnectionError` when the client left."""
-        self._check_open()
-        self.connection.sender.add_fields(self.number, fields, is_end=False)
-        self.is_answered = True
+    async def write(self, buffers: Sequence[Buffer], pacer: Pacer, fields: bytes = b"") -> None:
+        """Send the headers of an answer, *fields* as HPACK if there are any, and *buffers* as the client has room.
 
-    async def write(self, buffers: Sequence[Buffer], pacer: Pacer) -> None:
-        """Send *buffers* in frames as the client has room; the last of them go out with `Connection.flush` or `finish`.
-
-        Raises `ConnectionError` when the client left.
+        The last frames go out with `Connection.flush` or `finish`. Raises `ConnectionError` when the client left.
         """
         connection, left = self.connection, Buffers(buffers)
+        if fields:
+            self._check_open()
+            connection.sender.add_fields(self.number, fields, is_end=False)
+            self.is_answered = True
         while left.n_bytes:
             if connection.is_behind:  # of all streams, one adds a piece to what waits
                 await connection.drain()
