@@ -155,10 +155,7 @@ def read_head(fields: Sequence[tuple[bytes, bytes]]) -> Head:
         first.setdefault(name, value)
         if name not in _DROPPED and not name.startswith(_DROPPED_BEGINNINGS) and not name.endswith("-bin"):
             crossing.append((name, value))
-    cookies = [value for name, value in crossing if name == "cookie"]
-    if len(cookies) > 1:  # HTTP/2 may send them apart (RFC 9113 section 8.2.3)
-        crossing = [field for field in crossing if field[0] != "cookie"] + [("cookie", "; ".join(cookies))]
-    headers, path = Headers(crossing), first.get(":path", "")
+    headers, path = Headers(_with_one_cookie(crossing)), first.get(":path", "")
     fault = find_encoding_fault(path, headers)
     if words := words or _find_fault(first):
         fault = GatewayError(ErrorKind.MALFORMED_REQUEST, words)
@@ -167,6 +164,14 @@ def read_head(fields: Sequence[tuple[bytes, bytes]]) -> Head:
     timeout = _TIMEOUT.fullmatch(first.get("grpc-timeout", ""))
     timeout_s = None if timeout is None else int(timeout[1]) * _SECONDS[timeout[2]]
     return Head(first, path.encode(errors="backslashreplace").decode(), headers, n_bytes, timeout_s, fault)
+
+
+def _with_one_cookie(fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """*fields* as HTTP/1.1 may have them: HTTP/2 may send cookies apart (RFC 9113 section 8.2.3)."""
+    cookies = [value for name, value in fields if name == "cookie"]
+    if len(cookies) < 2:
+        return fields
+    return [field for field in fields if field[0] != "cookie"] + [("cookie", "; ".join(cookies))]
 
 
 def _find_fault(first: dict[str, str]) -> str:

@@ -107,17 +107,20 @@ class Stream:
         self.connection.taken(len(taken))
         return taken
 
-    async def more(self, n_bytes: int, *, is_idle: bool = False) -> None:
-        """Wait until more has come, of *n_bytes* that are welcome, or the end.
+    async def more(self, n_bytes: int, expected: int, *, is_idle: bool = False) -> None:
+        """Wait until more has come than the *n_bytes* of *expected*; the client may take its time if it *is_idle*.
 
-        The client may take its time if it *is_idle*. Raises what `break_off` was told.
+        Raises what `break_off` was told, and `GatewayError` where nothing more comes.
         """
+        if self.is_ended:
+            words = f"the message is cut off: {n_bytes} of {expected} bytes have come"
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, words)
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        n_bytes = min(n_bytes, OPEN_BYTES)
-        if self._window * 2 < n_bytes:
-            self._send(frames.WINDOW_UPDATE, n_bytes - self._window)
-            self._window = n_bytes
+        welcome = min(max(expected - n_bytes, frames.STREAM_WINDOW), OPEN_BYTES)
+        if self._window * 2 < welcome:
+            self._send(frames.WINDOW_UPDATE, welcome - self._window)
+            self._window = welcome
         if not is_idle:
             self.upload.begin_waiting(self.connection.time())
         self._waiter = Waiter(self.connection.owner.loop)
@@ -255,20 +258,13 @@ class Message:
         while len(stream.unread) < PREFIX_BYTES:
             if stream.is_ended and not stream.unread:
                 return False
-            await self._more(len(stream.unread), PREFIX_BYTES, is_idle=self.is_one_of_many and not stream.unread)
+            await stream.more(len(stream.unread), PREFIX_BYTES, is_idle=self.is_one_of_many and not stream.unread)
         prefix = stream.take(PREFIX_BYTES)
         if prefix[0] > 1:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "malformed message: its first byte must be 0 or 1")
         self.is_compressed = bool(prefix[0])
         self._left = self.length = int.from_bytes(prefix[1:])
         return True
-
-    async def _more(self, n_bytes: int, expected: int, *, is_idle: bool = False) -> None:
-        """Wait for more than the *n_bytes* of *expected* that have come. Raises `GatewayError` at the end."""
-        if self.stream.is_ended:
-            words = f"the message is cut off: {n_bytes} of {expected} bytes have come"
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, words)
-        await self.stream.more(max(expected - n_bytes, frames.STREAM_WINDOW), is_idle=is_idle)
 
     @property
     def upload(self) -> Upload:
@@ -304,7 +300,7 @@ class Message:
         while self._left:
             if chunk := self.read_arrived():
                 return chunk
-            await self._more(self.length - self._left, self.length)
+            await self.stream.more(self.length - self._left, self.length)
         return b""
 
     def fail(self, error: Exception) -> None:
