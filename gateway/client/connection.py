@@ -81,7 +81,7 @@ class ClientConnection(Connection):
         self._awaited: Waiter | None = None  # ends when `_next` is set
         self._task: asyncio.Task[None] | None = None
         # when the state became IDLE or HEAD; None: after the last look, and the next look sets it to its own time
-        self._since_s: float | None = owner.time()
+        self._since_s: float | None = owner.loop.time()
         self._dropped_bytes = 0  # in the state DROPPING
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

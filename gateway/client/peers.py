@@ -161,8 +161,8 @@ class Connection(Outgoing, ABC):
             self.held_bytes = n_bytes
 
     def time(self) -> float:
-        """The clock by which clients are judged, see `Server.time`."""
-        return self.owner.time()
+        """The clock by which clients are judged: the event loop's."""
+        return self.owner.loop.time()
 
     @property
     @abstractmethod

@@ -65,7 +65,6 @@ class Server:
         self._opening: dict[Connection, asyncio.Task[None]] = {}
         """The connections that were accepted and are not open yet: with TLS, their handshake goes on."""
         self._open: set[Connection] = set()
-        self._lost_s = 0.0  # the time in which the event loop stood still
         self._watching = self.loop.create_task(self._watch())
 
     @property
@@ -126,14 +125,6 @@ class Server:
         self.hold_unread(-connection.held_bytes)
         connection.held_bytes = 0
 
-    def time(self) -> float:
-        """The clock by which clients are judged: the event loop's, without the time in which the loop stood still.
-
-        Bytes that clients sent meanwhile wait in the kernel. The loop stands still if the process is stopped or gets no
-        processor; this is measured by how late the looks come.
-        """
-        return self.loop.time() - self._lost_s
-
     async def _watch(self) -> None:
         """Look at every connection once per `LOOK_S`, without a task or timer of its own for any of them.
 
@@ -146,7 +137,8 @@ class Server:
             pause_s = min(LOOK_S, shortest_s / 4)
             due_s = self.loop.time() + pause_s
             await asyncio.sleep(pause_s)
-            self._lost_s += max(0.0, self.loop.time() - due_s)
+            if self.loop.time() > due_s + pause_s:  # the loop stood still, and bytes of clients wait in the kernel
+                continue
             for number, connection in enumerate(self.connections, 1):
                 self._look_at(connection)
                 if number % LOOK_AT_ONCE == 0:
@@ -164,11 +156,11 @@ class Server:
         try:
             if not (transport.is_reading() or transport.is_closing()) and hung_up(transport):
                 transport.abort()  # which cancels the handler
-            elif connection.is_read_too_slowly(self.time(), self.limits.client_idle):
+            elif connection.is_read_too_slowly(self.loop.time(), self.limits.client_idle):
                 self.slow_connections["client_idle"] += 1
                 connection.reset()
             else:
-                connection.look(self.time(), self.limits)
+                connection.look(self.loop.time(), self.limits)
         except Exception:  # must not end the looks at all other connections
             log.exception("a connection could not be checked for a slow client")
 

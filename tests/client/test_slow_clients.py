@@ -271,7 +271,7 @@ async def test_time_between_two_reads_of_the_gateway_is_not_the_clients() -> Non
         assert protocol.serving is not None
         while not protocol.serving.upload.is_awaited:
             await asyncio.sleep(0)
-        protocol.look(served.server.time(), served.server.limits)
+        protocol.look(served.server.loop.time(), served.server.limits)
         waits.set()
         await reply.whole(200, [], (first + await reading,))
 

@@ -268,6 +268,23 @@ async def test_where_no_upload_is_slow_nothing_waits(server: JsonServer) -> None
         assert fast.ended == Counter()
 
 
+async def test_an_upload_is_not_slow_because_the_gateway_stood_still_before_it_began(server: JsonServer) -> None:
+    """By whatever clock: the time of an upload and that of the look at it are the same."""
+    async with running(server.url, LIMITS) as client, wire(client.url) as uploading:
+        time.sleep(3)  # noqa: ASYNC251  everything in this process stands still
+        await asyncio.sleep(1.5)  # a look at the clients notices
+        body, headers = message(48 * MIB)
+        await uploading.send(head_of("POST", INFER, len(body), headers) + body[: 100 * KIB])
+        admission = client.gateway.gateway.admission
+        async with asyncio.timeout(DEADLINE_S):
+            while not any(each.upload is not None and each.upload.received_bytes for each in admission.uploads):
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert not any(each.is_slow(asyncio.get_running_loop().time()) for each in admission.uploads)
+        await uploading.send(body[100 * KIB :])
+        assert (await uploading.reply()).status == 200
+
+
 @pytest.mark.alone
 async def test_an_upload_is_not_slow_because_the_gateway_stood_still(server: JsonServer) -> None:
     """As where its process is stopped, or gets no processor: what clients sent meanwhile is read first."""
