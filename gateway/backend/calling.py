@@ -187,7 +187,7 @@ class Call(Generic[T]):
         if isinstance(error, GatewayError):
             # the server may have closed because the client's upload was late, which is not its failure
             has_answered = answer is not None and answer.status
-            is_late = kind is ErrorKind.UPSTREAM_CLOSED and not has_answered and deadlines.is_clients()
+            is_late = kind is ErrorKind.UPSTREAM_CLOSED and not has_answered and deadlines.phase == "client"
             self._judge(state, error, kind in FAILURES and not is_late)
         elif has_expired and isinstance(error, asyncio.CancelledError | TimeoutError):
             timeout = deadlines.expired(self._upstream.name)

@@ -21,7 +21,8 @@ class Deadlines:
     from here, and raises the error that `expired` gives. `asyncio.timeout` works the same way.
     """
 
-    _phase = "total"
+    phase = "total"
+    """See `enter`."""
     # set when a timeout is over:
     _ended_in: str | None = None  # the phase
     _is_own_limit = False  # whether the phase's own limit was over, and not `total`
@@ -58,7 +59,7 @@ class Deadlines:
         In `queue` and `client` the attempt waits for a connection or for the client; in `gateway` the gateway works on
         the answer; in `total` it connects.
         """
-        self._phase = phase
+        self.phase = phase
         if phase not in _WORDS:
             self.ends_at = self.total_at
         else:
@@ -68,8 +69,8 @@ class Deadlines:
 
     def expire(self, now_s: float) -> None:
         """Cancel the task, because the phase's time is over."""
-        self._ended_in = self._phase  # the attempt may enter another phase before it is cancelled
-        self._is_own_limit = self._phase in _WORDS and now_s < self.total_at
+        self._ended_in = self.phase  # the attempt may enter another phase before it is cancelled
+        self._is_own_limit = self.phase in _WORDS and now_s < self.total_at
         self._silent_s = now_s - self._entered_s
         self._task.cancel()
 
@@ -87,10 +88,6 @@ class Deadlines:
         if self._ended_in in ("queue", "client", "gateway"):
             return False
         return self._is_own_limit or self._silent_s > self._timeouts.total / 2
-
-    def is_clients(self) -> bool:
-        """Whether the attempt waits for the client at this moment."""
-        return self._phase == "client"
 
     def expired(self, backend: str) -> GatewayError:
         """The error to raise after a timeout: TIMEOUT, or OVERLOADED in the queue, or SLOW_CLIENT."""

@@ -168,4 +168,4 @@ async def test_an_expired_attempt_leaves_no_cancellation_behind() -> None:
     assert task is not None
     assert task.cancelling() == 0
     await asyncio.sleep(0)
-    assert not deadlines.is_clients()
+    assert deadlines.phase == "idle"
