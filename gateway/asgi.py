@@ -59,10 +59,6 @@ _OF_ONE_ANSWER = frozenset(name.encode() for name in OF_ONE_ANSWER)
 _ANSWER_IN_PIECES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
-class ClientLeftError(Exception):
-    """The client has left before its body was complete."""
-
-
 class BinaryTensors:
     """Middleware: `BinaryTensors(app)` reads and writes binary tensors on behalf of *app*."""
 
@@ -132,6 +128,8 @@ class BinaryTensors:
             try:
                 framing = parse_framing(headers.all(HEADER_LENGTH.lower()), headers.get("content-type"))
                 body = await self._read(receive, headers, pacer)
+                if body is None:
+                    return
                 if framing.header_length == 0:
                     reading = read_raw(body, await self._metadata(scope, receive), self._limits)
                 else:
@@ -151,13 +149,11 @@ class BinaryTensors:
             await self.app(asked, _replayed(pieces, receive, pacer), answer.take)
             if not answer.is_ended:
                 raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "the application ended before its answer did")
-        except ClientLeftError:
-            return
         except GatewayError as error:
             await _send_error(send, error)
 
-    async def _read(self, receive: Receive, headers: Headers, pacer: Pacer) -> memoryview:
-        """The client's body, inflated. Raises `CodecError` and `ClientLeftError`."""
+    async def _read(self, receive: Receive, headers: Headers, pacer: Pacer) -> memoryview | None:
+        """The client's body, inflated; None if the client left before its end. Raises `CodecError`."""
         try:
             coding = parse_content_encoding(headers.joined("content-encoding"))
         except CodecError as error:
@@ -171,7 +167,7 @@ class BinaryTensors:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise ClientLeftError
+                return None
             chunk = message.get("body", b"")
             if inflater is None:
                 body += chunk

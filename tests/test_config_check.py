@@ -44,7 +44,7 @@ routes:
   - {name: r, backend: d}
   - name: r
     split: {a: -1}
-    strip_prefix: true
+    path_prefix: x
 tracing: {}
 tracing: {}
 """
@@ -73,7 +73,8 @@ def test_all_that_is_wrong_is_told_in_one_run_in_the_order_of_the_lines() -> Non
         "f.yaml:20: routes[0].backend: there is no such backend; there are a, b, c",
         "f.yaml:21: routes[1].name: duplicate name, as in routes[0]",
         "f.yaml:22: routes[1].split: expected backends and their weights, such as {stable: 95, next: 5}",
-        "f.yaml:23: routes[1].strip_prefix: expected together with `path_prefix`, which is missing",
+        "f.yaml:23: routes[1].path_prefix: never matches: expected a path as in a URL, which starts with /, "
+        "percent-encoded and without a query",
         "f.yaml:24: tracing.endpoint: missing; expected a URL of scheme, host and port, such as http://127.0.0.1:8000",
         "f.yaml:25: not YAML: duplicate key `tracing`",
     ]

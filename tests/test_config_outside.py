@@ -81,7 +81,7 @@ def test_what_is_missing_is_named_with_its_key(tmp_path: Path, monkeypatch: pyte
         "${file:latin}": "the file `latin` is not UTF-8",
         "${A B}": "expected ${NAME} or ${file:PATH}",
         "${}": "expected ${NAME} or ${file:PATH}",
-        "${MISSING": "expected `}` after `${`",
+        "${MISSING": "expected ${NAME} or ${file:PATH}",
     }.items():
         assert refused(f"listen: '{value}'\n{MINIMAL}").startswith(f"listen: {reason}")
     found = inspect_bytes(("workers: 1\nlisten: ${MISSING}\n" + MINIMAL).encode(), "f")

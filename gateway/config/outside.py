@@ -14,7 +14,7 @@ from gateway.config.values import shortened
 MAX_FILE_BYTES = 64 * 1024
 """The most that one `${file:PATH}` may hold. Tokens, certificates' passwords and addresses are far smaller."""
 
-_REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)\}|\$\{")
+_REFERENCE = re.compile(r"\$\$\{|\$\{(?:([^}]*)\})?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -38,12 +38,11 @@ def put_into(text: str, base: Path) -> tuple[str, bool]:
     `$${` becomes a literal `${`. Raises `ValueError`: what is missing, never a value.
     """
     is_from_outside = any(match[0] != "$${" for match in _REFERENCE.finditer(text))
-    return _REFERENCE.sub(lambda match: "${" if match[0] == "$${" else _value(match[1], base), text), is_from_outside
+    return _REFERENCE.sub(lambda match: "${" if match[0] == "$${" else _value(match, base), text), is_from_outside
 
 
-def _value(reference: str | None, base: Path) -> str:
-    if reference is None:
-        raise ValueError("expected `}` after `${`; a literal `${` is written `$${`")
+def _value(match: re.Match[str], base: Path) -> str:
+    reference = match[1] or ""
     kind, _, path = reference.partition(":")
     if kind == "file" and path:
         what = f"the file `{shortened(path)}`"

@@ -8,7 +8,6 @@ import fnmatch
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from gateway.codec import MAX_RANK, steps_of, tree_of
 from gateway.config.schema import (
@@ -40,7 +39,6 @@ SET_BY_GATEWAY = frozenset({
 # fmt: on
 """Headers that `headers.set` may not name, in lower case: they frame the message, or the gateway relies on them."""
 
-_SERVER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?\.?")
 _PATH = re.compile(r"/[!\"$-~]*")
 _PREFIX = re.compile(r"/[!\"$->@-~]*")
 _FIELD = re.compile(r"\{[^}]*\}?|\}")
@@ -132,10 +130,6 @@ def _matches_no_model(pattern: str) -> bool:
     return not pattern or ("/" in pattern and "[" not in pattern)
 
 
-def _is_refused_in_paths(model: str) -> bool:
-    return not model or find_path_fault(f"/v2/models/{quote(model, safe='')}/infer") is not None
-
-
 def _repeated(items: Sequence[Hashable]) -> dict[int, int]:
     """The index of each item that equals an earlier item, with the index of the first such item."""
     first: dict[Hashable, int] = {}
@@ -224,8 +218,6 @@ ERRORS = (
     Rule(BackendTls, "certificate key",
          lambda at: "key" if at.part.key is None else "certificate" if at.part.certificate is None else None,
          "expected together with `{found}`, which is missing"),
-    Rule(BackendTls, "server_name", lambda at: not _SERVER_NAME.fullmatch(at.value),
-         "expected the name of a host, such as model.example.com"),
     Rule(Headers, "set.*", lambda at: at.name.lower() in SET_BY_GATEWAY, "the gateway sets this header itself"),
     Rule(Headers, "remove.*", lambda at: not HEADER_NAME.fullmatch(at.value), "invalid header name"),
     Rule(ModelTensor, "shape", lambda at: len(at.value) > MAX_RANK or any(size < -1 for size in at.value),
@@ -287,12 +279,10 @@ ERRORS = (
          "never matches: expected a path as in a URL, which starts with /, percent-encoded and without a query"),
     Rule(Route, "path_prefix", lambda at: find_path_fault(at.value),
          "never matches, because such requests are refused: {found}"),
-    Rule(Route, "strip_prefix", lambda at: at.value and at.part.path_prefix is None,
-         "expected together with `path_prefix`, which is missing"),
     Rule(Route, "strip_prefix", lambda at: at.value and f"{at.part.path_prefix}/".startswith("/v2/"),
          "`path_prefix` is part of the protocol's own paths, which the backend needs"),
-    Rule(Route, "rename.*", lambda at: _is_refused_in_paths(at.name) or _is_refused_in_paths(at.value),
-         "expected names of models, not empty, not `.` or `..`, and without a slash or backslash"),
+    Rule(Route, "rename.*", lambda at: not at.name or not at.value or "/" in at.name + at.value,
+         "expected names of models, not empty and without a slash"),
 
     Rule(Config, "workers", *_AT_LEAST_1),
     Rule(Config, "backends backends.*.endpoints", lambda at: not at.value, "expected at least one"),

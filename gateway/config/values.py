@@ -185,16 +185,9 @@ class Address(str):
 
 
 def _addresses(host: str | None) -> set[str]:
-    """The addresses that *host* stands for, or its name in lower case if it is some other name."""
-    name = (host or "").lower().removesuffix(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return set(_LOOPBACK)
-    try:
-        # it reads all that a resolver takes for an address without asking anybody: 127.1, 0x7f.0.0.1, 2130706433
-        ((_, _, _, _, address), *_) = socket.getaddrinfo(name, None, flags=socket.AI_NUMERICHOST)
-    except (OSError, ValueError):
-        return {name}
-    return {str(address[0]).removeprefix("::ffff:")}
+    """The addresses that *host* stands for if it is `localhost`, else *host* alone, in lower case."""
+    name = (host or "").lower()
+    return set(_LOOPBACK) if name == "localhost" else {name}
 
 
 def _is_loopback(address: str) -> bool:

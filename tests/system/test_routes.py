@@ -141,7 +141,6 @@ async def test_tritonclient_sees_its_own_name_everywhere(server: JsonServer) -> 
             try:
                 assert triton.is_model_ready("my model")
                 assert triton.get_model_metadata("my model", "1")["name"] == "my model"
-                assert triton.get_model_config("my model")["name"] == "my model"
             finally:
                 triton.close()
 
@@ -156,6 +155,23 @@ async def test_tritonclient_sees_its_own_name_everywhere(server: JsonServer) -> 
         samples = await client.metrics()
         assert total(samples, "requests_total", model="my model", code="200") == 2
         assert not [name for name in samples if 'model="identity"' in name]
+
+
+@pytest.mark.rule("8.2")
+async def test_tritonclient_sees_its_own_name_in_the_models_configuration() -> None:
+    async def behave(seen: Seen) -> bool:
+        assert seen.target == "/v2/models/identity/config"
+        await seen.answer(b'{"name":"identity","input":[]}', headers="Content-Type: application/json\r\n")
+        return True
+
+    routes = "routes: [{name: r, backend: main, rename: {my model: identity}}]\n"
+    async with counting(behave) as backend, running(backend.url, routes) as client:
+
+        def ask() -> Any:
+            with sync_http.InferenceServerClient(client.url.removeprefix("http://")) as triton:
+                return triton.get_model_config("my model")
+
+        assert await asyncio.to_thread(ask) == {"name": "my model", "input": []}
 
 
 @pytest.mark.rule("8.2")
