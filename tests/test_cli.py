@@ -26,6 +26,7 @@ from gateway.demo import EXAMPLE, PORTS
 from tests.certificates import Authority
 from tests.conftest import Connection, answering, lying, require_tool
 
+LINE_OF_TOKENS = "expected `name: token`, each without blanks, the token of printable ASCII characters other than `#`"
 COMMAND = [sys.executable, "-m", "gateway"]
 
 
@@ -225,7 +226,7 @@ def test_check_proves_the_files_that_keys_name(tmp_path: Path, run_here: Callabl
     path.write_text("backends: {a: {endpoints: ['http://x:1']}}\naccess:\n  tokens_file: tokens\n")
     with path.open("a") as file:
         file.write("tls: {certificate: c, key: tokens}\n")
-    complaint = f"{path}:3: access.tokens_file: {tokens}:3: expected `name: token`, each without blanks\n"
+    complaint = f"{path}:3: access.tokens_file: {tokens}:3: {LINE_OF_TOKENS}\n"
     complaint += f"{path}:4: tls.certificate: no such file: {tmp_path}/c\n"
     assert run_here("check", str(path)) == (2, "", complaint)
 
@@ -241,7 +242,7 @@ def test_serve_with_tokens_that_cannot_be_used_ends_with_2_and_one_line(
         f"backends: {{a: {{endpoints: ['http://x:1']}}}}\naccess: {{tokens_file: tokens}}\nworkers: {workers}\n"
         "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n"
     )
-    complaint = f"tensor-gateway: access.tokens_file: {tokens}:1: expected `name: token`, each without blanks\n"
+    complaint = f"tensor-gateway: access.tokens_file: {tokens}:1: {LINE_OF_TOKENS}\n"
     assert run_here("serve", "--config", str(path)) == (2, "", complaint)
 
 

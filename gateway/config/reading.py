@@ -128,9 +128,8 @@ class Inspected:
             line, reason = content.count(b"\n", 0, error.start) + 1, "not UTF-8"
         except yaml.MarkedYAMLError as error:
             mark: Any = error.problem_mark  # all that composing raises have one
-            context = f"{error.context}, " if error.context else ""
-            where = f"{context}{error.problem} (column {mark.column + 1})"
-            line, reason = mark.line + 1, f"not YAML: {shortened(where)}"
+            problem = ", ".join(filter(None, (error.context, error.problem)))
+            line, reason = mark.line + 1, f"not YAML: {shortened(problem)} (column {mark.column + 1})"
         except yaml.reader.ReaderError as error:
             line, reason = text.count("\n", 0, error.position) + 1, f"not YAML: {error.reason}"
         except RecursionError:

@@ -80,28 +80,26 @@ def check(rules: Sequence[Rule], config: Config | None) -> Iterator[tuple[str, s
 
 def _told(rule: Rule, path: str, part: Part) -> Iterator[tuple[str, str]]:
     for key in rule.keys.split() or [""]:
-        for inner, place in _places(path, part, key):
+        for inner, place in _places(path, Place(part, None, part), [*filter(None, key.split("."))]):
             found = rule.condition(place)
             for at, what in found.items() if isinstance(found, dict) else [("", found)] if found else []:
                 yield inner + at, rule.words.format(part=part, found=what)
 
 
-def _places(path: str, part: Part, key: str) -> Iterator[tuple[str, Place]]:
-    """The values that *key* stands for in the *part* at *path*, each with its path."""
-    places = [(path, Place(part, None, part))]
-    for step in filter(None, key.split(".")):
-        places = [each for path, place in places for each in _inside(path, place, step) if each[1].value is not None]
-    yield from places
-
-
-def _inside(path: str, place: Place, step: str) -> Iterator[tuple[str, Place]]:
+def _places(path: str, place: Place, steps: Sequence[str]) -> Iterator[tuple[str, Place]]:
+    """The values to which *steps*, parts of a rule's key, lead from the *place* at *path*, each with its path."""
     part, name, value = place
-    if step != "*":
-        yield join(path, step.rstrip("_")), Place(part, name, getattr(value, step))  # `for_` is the key `for`
-    elif isinstance(value, dict):
-        yield from ((join(path, shortened(key)), Place(part, key, item)) for key, item in value.items())
+    if value is None or not steps:
+        yield from () if value is None else [(path, place)]
+    elif steps[0] != "*":
+        inner = join(path, steps[0].rstrip("_"))  # `for_` is the key `for`
+        yield from _places(inner, Place(part, name, getattr(value, steps[0])), steps[1:])
     else:
-        yield from ((f"{path}[{index}]", Place(part, index, item)) for index, item in enumerate(value))
+        is_mapping = isinstance(value, dict)
+        items: Any = value.items() if is_mapping else enumerate(value)
+        for key, item in items:
+            inner = join(path, shortened(key)) if is_mapping else f"{path}[{key}]"
+            yield from _places(inner, Place(part, key, item), steps[1:])
 
 
 def _refusal(read: Callable[[Any], object], value: Any) -> str | None:

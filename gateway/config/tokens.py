@@ -17,8 +17,8 @@ MAX_FILE_BYTES = 1024 * 1024
 """The largest file that is read: some ten thousand tokens."""
 
 _COMMENT = re.compile(r"(?:^|\s)#.*")
-_LINE = re.compile(r"([^\s:]+)\s*:\s*(\S+)")
-_TOKEN = re.compile(r"[!-~]+")
+_EXPECTED = "expected `name: token`, each without blanks, the token of printable ASCII characters other than `#`"
+_LINE = re.compile(r"([^\s:]+)\s*:\s*([!\"$-~]+)")
 
 
 def read_tokens(path: Path) -> dict[bytes, str]:
@@ -42,11 +42,8 @@ def read_tokens(path: Path) -> dict[bytes, str]:
             continue
         pair = _LINE.fullmatch(text)
         if pair is None:
-            raise ConfigError(f"{path}:{number}: expected `name: token`, each without blanks")
-        name, token = pair.groups()
-        if not _TOKEN.fullmatch(token) or "#" in token:
-            raise ConfigError(f"{path}:{number}: expected a token of printable ASCII characters other than `#`")
-        digest = digest_of(token)
+            raise ConfigError(f"{path}:{number}: {_EXPECTED}")
+        name, digest = pair[1], digest_of(pair[2])
         if name in seen or digest in seen:
             raise ConfigError(f"{path}:{number}: its name or its token stands in an earlier line")
         seen |= {name, digest}

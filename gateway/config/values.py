@@ -38,6 +38,7 @@ HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 _DURATION_UNITS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
 _UNIX = "unix:"
+_HOST_AND_PORT = re.compile(r"localhost|([\w.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _OF_THE_PROTOCOL = re.compile(r"/v2(/?$|/(health|models|repository)(/|$).*)")
 """The end of a URL's path that belongs to the protocol, not to where the server is."""
@@ -291,13 +292,6 @@ KINDS: dict[type, Kind] = {
 
 def meant(value: Any, type_: Any, choices: list[str]) -> str | None:
     """What was probably meant by *value*, which is no valid *type_*, maybe one of *choices*; None for no good guess."""
-    if not isinstance(value, str):
-        return None
-    if type_ is not Endpoint:
-        return nearest(value, choices)
-    # a word alone is more probably something else than a host's name
-    if len(value) > SHOWN_CHARACTERS or not re.match("localhost$|[^/@]+:[0-9][^@]*$", value):
-        return None
-    with suppress(ValueError):
-        return str(read(Endpoint, f"http://{value}", Path()))
-    return None
+    if type_ is Endpoint and isinstance(value, str):
+        return f"http://{value}" if _HOST_AND_PORT.fullmatch(value) else None
+    return nearest(value, choices) if isinstance(value, str) else None
