@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gateway.config import parse
-from gateway.config.cores import usable_cores
+from gateway.config.values import usable_cores
 from gateway.demo import JsonServer
 from gateway.process.application import Application
 from tests.certificates import Authority

@@ -11,8 +11,8 @@ import pytest
 
 from gateway.cli import main
 from gateway.config import Address, Endpoint, Workers, inspect, inspect_bytes, json_schema, parse
-from gateway.config.cores import usable_cores
 from gateway.config.reading import overlap
+from gateway.config.values import usable_cores
 from tests.conftest import require_tool
 from tests.test_cli import run_inside
 from tests.test_config import one_backend

@@ -1,6 +1,5 @@
 """The configuration: `schema` says what a file may hold, `loading` reads it."""
 
-from gateway.config.json_schema import json_schema
 from gateway.config.loading import (
     decode,
     encode,
@@ -25,6 +24,7 @@ from gateway.config.schema import (
     Shutdown,
     Tracing,
 )
+from gateway.config.structure import json_schema
 from gateway.config.values import Address, Duration, Endpoint, Size, Workers
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""Questions about the types of `schema`: which keys a struct has, what a value may be, and that in words.
+"""Questions about the types of `schema`: which keys a struct has, what a value may be, in words and as JSON Schema.
 
 Not here: what a file says (`reading`).
 """
 
+import inspect
 import types
 import typing
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from typing import Any, Union
 
 import msgspec
 
-from gateway.config.schema import Part
-from gateway.config.values import KINDS, Endpoint, shortened
+from gateway.config.schema import Config, Part
+from gateway.config.values import KINDS, Endpoint, Workers, plain, shortened
+
+_OUTSIDE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${file:PATH}: a value from outside"}
+_NAMES = {bool: "boolean", int: "integer", float: "number"}
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -82,3 +86,53 @@ def without_none(type_: Any) -> tuple[Any, bool]:
 def is_struct(type_: Any) -> bool:
     """Whether *type_* has keys of its own."""
     return isinstance(type_, type) and issubclass(type_, msgspec.Struct)
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of the whole file for editors, of JSON Schema's draft 2020-12: looser than `reading` and `rules`.
+
+    `msgspec.json.schema` cannot write defaults of types that it does not know.
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tensor-gateway",
+        **_struct(Config),
+        "$defs": {"outside": _OUTSIDE},
+    }
+
+
+def _struct(type_: Any) -> dict[str, Any]:
+    properties = {}
+    for key, item in fields_in_file(type_).items():
+        properties[key] = _schema(item.type)
+        if item.default is not msgspec.NODEFAULT and not is_struct(item.type):
+            properties[key]["default"] = msgspec.to_builtins(item.default, enc_hook=plain)
+    return {
+        "description": inspect.getdoc(type_),
+        "type": "object",
+        "additionalProperties": False,
+        "required": [key for key, item in fields_in_file(type_).items() if item.required],
+        "properties": properties,
+    }
+
+
+def _schema(type_: Any) -> dict[str, Any]:
+    type_, is_optional = without_none(type_)
+    if is_optional:
+        return {"anyOf": [_schema(type_), {"type": "null"}]}
+    if is_struct(type_):
+        return _struct(type_)
+    if (origin := typing.get_origin(type_)) in (list, dict):
+        name, of_inner = ("array", "items") if origin is list else ("object", "additionalProperties")
+        return {"type": name, of_inner: _schema(typing.get_args(type_)[-1])}
+    if type_ in (Any, str):  # both hold any text from outside
+        return {} if type_ is Any else {"type": "string"}
+    return {"anyOf": [_scalar(type_), {"$ref": "#/$defs/outside"}]}
+
+
+def _scalar(type_: Any) -> dict[str, Any]:
+    if type_ in KINDS:
+        kind = KINDS[type_]
+        text = {"type": "string", "description": kind.expected, "pattern": f"^({kind.pattern})$"}
+        return {"anyOf": [{"type": "integer", "minimum": 1}, text]} if type_ is Workers else text
+    return {"enum": choices_of(type_)} if choices_of(type_) else {"type": _NAMES[type_]}

@@ -6,6 +6,7 @@ Not here: which keys have them (`schema`).
 
 import difflib
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +15,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
-
-from gateway.config.cores import usable_cores
 
 SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
@@ -35,6 +34,8 @@ Datatype = Literal[
 ]  # fmt: skip
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+CGROUPS = Path("/sys/fs/cgroup")
 
 _DURATION_UNITS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
 _UNIX = "unix:"
@@ -257,6 +258,22 @@ def _proxy_network(match: re.Match[str], base: Path) -> ProxyNetwork | None:
     with suppress(ValueError):
         return ProxyNetwork(match[0] if match[0] == "unix" else ipaddress.ip_network(match[0]))
     return None
+
+
+def usable_cores(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """The meaning of `workers: auto`: the cores that this process gets, and its control groups pay for; at least 1.
+
+    Half a core of a quota is rounded down: a worker that nobody pays for is stopped in the middle of requests. Control
+    groups are those of version 2; each around the process's own may set a quota, or say nothing, or `max`.
+    """
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, UnicodeDecodeError):
+        group = Path(own.read_text().partition("0::/")[2].partition("\n")[0])
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError, ZeroDivisionError):
+                quota, period = (cgroups / folder / "cpu.max").read_text().split()
+                n_cores = min(n_cores, int(quota) // int(period))
+    return max(1, n_cores)
 
 
 class Kind(NamedTuple):
