@@ -166,10 +166,7 @@ def read_request(
     method, path, version = head.method, head.path, head.version
     headers = Headers(head.headers.items())
     first = headers.first
-    length = None
-    if "content-length" in first:
-        digits = first["content-length"]
-        length = int(digits) if len(digits) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
+    length = _length(first["content-length"]) if "content-length" in first else None
     fault = _framing_fault(method, version, headers, length)
     # bytes behind a chunked body are dropped with it, see `http1`
     connection.keeps_alive = not (head.should_close or head.chunked or fault is not None)
@@ -187,6 +184,11 @@ def read_request(
     connection.expect(Phase.CHUNKED if head.chunked else Phase.SIZED, length or 0)
     has_body = not connection.has_arrived
     return ClientRequest(method, path, headers, host, peer, scheme, version, length, has_body, connection, fault)
+
+
+def _length(digits: str) -> int:
+    """The number of a `Content-Length`, of which the parser accepts digits alone; one too large stays too large."""
+    return int(digits) if len(digits) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
 
 
 def _framing_fault(
