@@ -316,6 +316,8 @@ def test_mistakes_are_told_with_their_lines() -> None:
         ("dialect: mlflow, models: {a: {answer: {y: $}, outputs: {y: {datatype: FP32}}}}",
          "models.a: `request`, `answer` and `error`"),
         ("dialect: template, models: {a: {}}", "models.a.request: missing; expected what is sent"),
+        ("dialect: template, models: {a: {request: {path: /x, body: null}, inputs: {x: {}}}}",
+         "a.request.body: input `x` stands nowhere in it"),
         ("dialect: template, models: {a: {request: {path: /x, body: 1}, outputs: {y: {datatype: FP32}}, "
          "answer: {y: $.a, z: $.b}}}", "a.answer.z: no such output"),
         ("dialect: template, models: {a: {request: {path: /x, body: 1}, "
