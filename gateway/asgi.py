@@ -272,9 +272,9 @@ class _Answer:
 
     async def _reply(self, reply: Reply) -> None:
         headers = transcoded_to_client(self._headers)
-        kind = self._framing.content_type(reply.header_bytes) if reply.is_binary else "application/json"
+        kind = self._framing.content_type(reply.header_bytes) if reply.outputs else "application/json"
         headers += [("Content-Type", kind), ("Content-Length", str(reply.n_bytes))]
-        if reply.is_binary:
+        if reply.outputs:
             headers.append((HEADER_LENGTH, str(reply.header_bytes)))
         await self._send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
         buffers: list[bytes | memoryview] = [*reply.header, *reply.blobs]

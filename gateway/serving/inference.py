@@ -151,7 +151,7 @@ async def _decoded(call: Call, prepared: Prepared, request_body: memoryview, ans
 async def _reply(call: Call, answered: InferReply, lines: str) -> None:
     """Send the reply: the JSON header and the blobs without joining them, with the fields in *lines*."""
     headers = Fields()
-    if answered.is_binary:
+    if answered.outputs:
         call.exchange.reply_format = Format.BINARY
         header_bytes = answered.header_bytes
         headers += (("Content-Type", call.framing.content_type(header_bytes)), (HEADER_LENGTH, str(header_bytes)))

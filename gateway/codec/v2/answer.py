@@ -273,7 +273,7 @@ class InferAnswer:
             del answer["parameters"]
         answered = bytes(answer.get("id", b""))
         is_own = bool(self.sent_id) and not self.request_id
-        if answered != self.sent_id:
+        if self.sent_id and answered != self.sent_id:
             check_id(restore_literals(answered), self.sent_id, is_own=is_own)  # protocol 4.10
         if is_own or answered == _NULL:
             answer.pop("id", None)
@@ -307,7 +307,7 @@ def check_id(answered: bytes, sent: bytes, *, is_own: bool) -> None:
     Both are JSON texts; a message without an id is fine. *is_own*: the gateway has made the id that was sent, since the
     client had none.
     """
-    if answered in ABSENT or not sent or _plain(answered) == _plain(sent):
+    if answered in ABSENT or _plain(answered) == _plain(sent):
         return
     remedy = "ids: client" if is_own else "leave_out: [id]"
     raise ForeignAnswerError(

@@ -25,7 +25,7 @@ class Reply(msgspec.Struct, frozen=True):
     header: list[bytes]
     """The JSON, in pieces."""
     outputs: list[ReplyOutput]
-    """The binary outputs, in the order of the answer."""
+    """The binary outputs, in the order of the answer; if there are any, the reply has a header length."""
     nonfinite: int
     """How many NaN and infinities the backend wrote as null, literals or strings."""
 
@@ -38,11 +38,6 @@ class Reply(msgspec.Struct, frozen=True):
     def datatypes(self) -> list[str]:
         """The datatype of each binary output."""
         return [output.datatype.name for output in self.outputs]
-
-    @property
-    def is_binary(self) -> bool:
-        """Whether the client gets octets behind the JSON, and so a header length."""
-        return bool(self.outputs)
 
     @property
     def header_bytes(self) -> int:

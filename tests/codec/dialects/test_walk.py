@@ -42,7 +42,7 @@ def read(
         limits=limits,
     )
     header = json.loads(b"".join(reply.header))
-    if reply.is_binary:
+    if reply.outputs:
         return {entry["name"]: (entry["shape"], entry["datatype"]) for entry in header["outputs"]}
     return {entry["name"]: (entry["shape"], entry["data"]) for entry in header["outputs"]}
 

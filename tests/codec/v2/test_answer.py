@@ -65,7 +65,7 @@ def test_outputs_are_binary_json_or_dropped_as_selected(
     assert sorted(outputs) == sorted(binary + kept)
     assert [bytes(blob) for blob in reply.blobs] == [blobs[name] for name in binary]
     assert reply.datatypes == [{"out0": "INT8", "out1": "INT16"}[name] for name in binary]
-    assert reply.is_binary == bool(binary)
+    assert bool(reply.outputs) == bool(binary)
     for name in binary:
         assert outputs[name]["parameters"] == {"binary_data_size": len(blobs[name])}
         assert "data" not in outputs[name]
@@ -272,7 +272,7 @@ def test_output_in_shared_memory_has_no_data() -> None:
     text = answer_of('{"name":"y","datatype":"INT8","shape":[1],"parameters":{"shared_memory_region":"r"}}')
     reply = read_answer([text])
     assert outputs_of(reply)["y"]["parameters"] == {"shared_memory_region": "r"}
-    assert not reply.is_binary
+    assert not reply.outputs
 
 
 @pytest.mark.rule("4.5")
@@ -456,7 +456,7 @@ def test_empty_tensor_is_a_blob_of_no_bytes() -> None:
     reply = read_answer([answer_of(output(shape="[0,3]", data="[]"), output("z"))])
     assert [bytes(blob) for blob in reply.blobs] == [b"", b"\1"]
     assert outputs_of(reply)["y"]["parameters"] == {"binary_data_size": 0}
-    assert reply.is_binary
+    assert reply.outputs
 
 
 def test_blobs_are_read_as_bytes_whatever_the_datatype() -> None:
@@ -469,7 +469,7 @@ def test_blobs_are_read_as_bytes_whatever_the_datatype() -> None:
 def test_answer_of_no_outputs_is_plain_json() -> None:
     reply = read_answer([answer_of()])
     assert document_of(reply) == {"model_name": "m", "outputs": []}
-    assert not reply.is_binary
+    assert not reply.outputs
 
 
 def test_elements_that_the_answer_cannot_hold_are_refused_before_they_are_allocated() -> None:

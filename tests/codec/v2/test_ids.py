@@ -32,7 +32,6 @@ def is_foreign(answered: bytes, sent: bytes) -> bool:
         (b"", b'"a"'),
         (b"null", b'"a"'),
         (b'""', b'"a"'),
-        (b'"a"', b""),
         (b"7", b"7"),
         (b'"7"', b"7"),
         (b"7", b'"7"'),

@@ -17,6 +17,5 @@ def test_a_reply_counts_its_json_and_its_blobs() -> None:
     blobs = [memoryview(b"12"), memoryview(b"")]
     outputs = [ReplyOutput("y", DATATYPES["INT8"], (len(blob),), [blob]) for blob in blobs]
     reply = Reply([b"ab", b"c"], outputs, 0)
-    assert (reply.is_binary, reply.header_bytes, reply.n_bytes) == (True, 3, 5)
+    assert (reply.header_bytes, reply.n_bytes) == (3, 5)
     assert (reply.blobs, reply.datatypes) == (blobs, ["INT8", "INT8"])
-    assert not Reply([b"{}"], [], 0).is_binary
