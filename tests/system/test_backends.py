@@ -83,7 +83,7 @@ async def test_outputs_that_were_not_asked_for_are_dropped_and_the_backends_orde
         (output(datatype="UINT8", data=[1, 300]), ["output 'y'", "element 1", "UINT8 cannot hold 300"]),
         (output(data=[1, 1.5]), ["output 'y'", "element 1", "1.5"]),
         (output(data=[1, None]), ["output 'y'", "null"]),
-        (output(data=[1, "2"]), ["output 'y'", "string"]),
+        (output(data=[1, "2"]), ["output 'y'", 'INT32 cannot hold "2"']),
         (output(data=[1]), ["output 'y'", "expected 2 elements, got 1"]),
         (output(data=[1, 2, 3]), ["output 'y'", "expected 2 elements"]),
         (output(data=None), ["output 'y'", "data must be an array"]),
