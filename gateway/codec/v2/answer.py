@@ -2,7 +2,7 @@
 
 Binary outputs become arrays while their text passes by; the text is gone at once. Only the text of
 outputs that stay JSON is kept, because it is what the client gets, and that of an output whose `data`
-comes before its `datatype` and `shape`, until these are known.
+comes before its `name`, `datatype` and `shape`, until the answer is whole.
 """
 
 import json
