@@ -622,3 +622,12 @@ def test_of_long_data_that_comes_twice_the_last_counts(selection: OutputSelectio
             assert answer.held_bytes < 9001 + 1000
         else:
             assert json.loads(b"".join(reply.header))["outputs"][0]["data"] == [2] * 9001
+
+
+def test_name_that_comes_again_behind_long_data_cannot_ask_for_its_text() -> None:
+    """The data has become binary, or was passed over, by the name before it."""
+    selection = OutputSelection(False, {"y": True, "z": False})
+    for first in "yx":
+        text = answer_of(output("y"), output(first, data=LONG_DATA, shape="[9001]", more=',"name":"z"'))
+        with pytest.raises(CodecError, match="output 'z': its name came twice and differs"):
+            read_answer(cut(text, 4096), selection)
