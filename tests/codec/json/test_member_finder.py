@@ -77,6 +77,7 @@ def test_the_member_at_the_top_is_replaced_and_nothing_else(before: str, after: 
         '{"model_name":',
         '{"model_name": ',
         '{"a":"cut \\',
+        '{"\\x":"m"}',
         '}}}]]]"',
         "\x00\xff no JSON, it's {not}",
         "model_name: m",
