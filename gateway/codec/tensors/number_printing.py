@@ -18,7 +18,6 @@ wants literals, the nulls of each piece are found, and the literals put in their
 Not here: reading numbers (`number_reading`), BYTES (`string_printing`).
 """
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -97,7 +96,11 @@ def separator(n_lists: int) -> bytes:
 
 
 def _with_literals(text: bytes, numbers: Array) -> bytes:
-    """*text*, the printed *numbers*, with literals in place of its nulls."""
+    """*text*, the printed *numbers*, with literals in place of its nulls, by a mark for each literal."""
     numbers = numbers[~np.isfinite(numbers)]
-    names = np.where(np.isnan(numbers), b"NaN", np.where(numbers > 0, b"Infinity", b"-Infinity")).tolist()
-    return b"".join(itertools.chain.from_iterable(zip(text.split(b"null"), [*names, b""], strict=True)))
+    marked = bytearray(text.replace(b"null", bytes([_MARKS])))
+    codes = np.frombuffer(marked, np.uint8)
+    codes[codes == _MARKS] = np.where(np.isnan(numbers), _MARKS, np.where(numbers > 0, _MARKS + 1, _MARKS + 2))
+    for mark, literal in enumerate((b"NaN", b"Infinity", b"-Infinity"), _MARKS):
+        marked = marked.replace(bytes([mark]), literal)
+    return bytes(marked)
