@@ -57,10 +57,13 @@ class Served(Incoming):
         """How fast the body comes."""
 
     def leave(self) -> None:
-        """End the request's access to its connection."""
+        """End the request's access to its connection.
+
+        A failure is forgotten: its traceback would keep the body in memory until the connection ends.
+        """
         if self.unread_bytes:
             self.drop()
-        self._client = None
+        self._client = self._failure = None
         self.out = NOBODY
 
     def fail(self, error: Exception) -> None:

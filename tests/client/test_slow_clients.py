@@ -10,6 +10,7 @@ import gzip
 import resource
 import socket
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -18,7 +19,7 @@ import pytest
 
 from gateway.client import server
 from gateway.client.body import ClientBody
-from gateway.client.connection import ClientConnection
+from gateway.client.connection import ClientConnection, State
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import LOOK_AT_ONCE
@@ -241,6 +242,26 @@ async def test_a_body_that_comes_too_slowly_is_answered_with_408() -> None:
         assert ended == [(ErrorKind.SLOW_CLIENT, 408)] * len(SLOW_BODIES)
         counted = {"header_timeout": 0, "body_timeout": len(SLOW_BODIES), "client_idle": 0}
         assert served.server.slow_connections == counted
+
+
+class Held:
+    """What has come of a body."""
+
+
+async def test_nothing_is_kept_of_a_slow_body_while_its_rest_is_still_dropped() -> None:
+    kept: list[weakref.ref[Held]] = []
+
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        held = Held()
+        kept.append(weakref.ref(held))
+        await body.read()
+
+    async with serving(serve, limits=BODIES) as served, connect(served.url) as client:
+        client.writer.write(POST + HALF)
+        assert (await client.read_reply()).status == 408
+        await served.exchange()
+        assert (await the_protocol(served)).state is State.DROPPING
+        assert kept[0]() is None
 
 
 async def test_time_in_which_the_gateway_does_not_read_is_not_the_clients() -> None:
