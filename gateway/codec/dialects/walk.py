@@ -71,16 +71,17 @@ class Walk:
         self._words: Members = {}
         self._with_outputs: Node | None = None  # the last member that had all outputs
         self._lacking: dict[str, str] = {}  # why there is nothing at the path of an output
-        # where rows are read: their outputs, how many rows there were, and the values of this one
+        # where rows are read: their outputs, how many rows there were, and the values (short: texts) of this one
         self._columns: dict[str, Output] = {}
         self._n_rows = 0
-        self._row: dict[str, Value] | None = None
+        self._row: dict[str, bytes | Value] | None = None
 
     @property
     def held_bytes(self) -> int:
         """What the answer takes so far: what is filled of the outputs, text that waits, and its other members."""
         held_bytes = self._beside_bytes + sum([output.held_bytes for output in self.found.values()])
-        return held_bytes + sum([value.n_bytes for value in (self._row or {}).values()])
+        values = (self._row or {}).values()
+        return held_bytes + sum([len(value) if isinstance(value, bytes) else value.n_bytes for value in values])
 
     def read(self, text: ArrivingText) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
@@ -138,7 +139,7 @@ class Walk:
         elif self._row is None:
             output.take((yield from output.read(text)))
         else:
-            self._row[output.name] = yield from output.read(text)
+            self._row[output.name] = text if isinstance(text, bytes) else (yield from output.read(text))
         if len(self.found) > 1:
             yield STEP
 
@@ -285,15 +286,18 @@ class Walk:
 
     def _single_row(self, row: Node, text: ArrivingText) -> Reading[None]:
         """Read one row by itself."""
-        values: dict[str, Value] = {}
+        values: dict[str, bytes | Value] = {}
         self._row = values
         yield from self._value(row, text)
         self._check(self._columns, values, f"row {self._n_rows}: ")
         for name, output in self._columns.items():
-            yield from output.read_waiting()
             value = values.pop(name)
-            output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
-            yield STEP
+            if isinstance(value, bytes):
+                yield from output.wait(value, WAITING_BYTES // len(self._columns))
+            else:
+                yield from output.read_waiting()
+                output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
+                yield STEP
         self._n_rows += 1
 
     # What is on no path

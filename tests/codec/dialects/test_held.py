@@ -10,9 +10,11 @@ import pytest
 from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.dialects.output import Output, Text
 from gateway.codec.dialects.paths import AnswerForm, members_with_all
 from gateway.codec.dialects.walk import WAITING_BYTES, Walk
-from gateway.codec.json.arriving import RUN_BYTES
+from gateway.codec.json.arriving import RUN_BYTES, Reading
+from gateway.codec.values import Value
 from tests.codec.v2.test_header_steps import check_steps
 from tests.codec.walk import cut
 
@@ -155,6 +157,25 @@ def test_nothing_of_a_finished_or_an_abandoned_answer_waits_for_the_garbage_coll
             assert walk() is None, text
     finally:
         gc.enable()
+
+
+def test_short_values_of_long_rows_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    read_alone = Output.read
+
+    def counted(output: Output, text: Text) -> Reading[Value]:
+        read.append(output.name)
+        return read_alone(output, text)
+
+    monkeypatch.setattr(Output, "read", counted)
+    outputs = {f"o{number}": "INT8" for number in range(1000)}
+    text = wide_rows(1000, "7", 30)
+    answer = answer_for(described(outputs), text)
+    for _ in answer.feed(text):
+        pass
+    reply = run(answer.finish())
+    assert read == list(outputs)
+    assert [bytes(blob) for blob in reply.blobs] == [b"\7" * 30] * 1000
 
 
 @pytest.mark.parametrize(
