@@ -41,10 +41,10 @@ def test_the_command_alone_prints_the_help_with_examples() -> None:
         (["serve", "--config", "none"], "tensor-gateway: none: cannot be read: No such file or directory"),
         (["serve", "--config", "."], "tensor-gateway: .: cannot be read: Is a directory"),
         (["serve", "--config", "http://x"], "tensor-gateway: http:/x: cannot be read: No such file or directory"),
-        (["serve", "--backend", "a.yaml"], "endpoints[0]: expected a URL of scheme, host and port, such as http://127"),
-        (["serve", "--backend", "8000"], "endpoints[0]: expected a URL of scheme, host and port"),
-        (["serve", "--backend", "http:127.0.0.1:8000"], "endpoints[0]: expected a URL of scheme, host and port"),
-        (["serve", "--backend", ""], "endpoints[0]: expected a URL of scheme, host and port"),
+        (["serve", "--backend", "a.yaml"], "--backend: expected a URL of scheme, host and port, such as http://127"),
+        (["serve", "--backend", "8000"], "--backend: expected a URL of scheme, host and port"),
+        (["serve", "--backend", "http:127.0.0.1:8000"], "--backend: expected a URL of scheme, host and port"),
+        (["serve", "--backend", ""], "--backend: expected a URL of scheme, host and port"),
         (
             ["serve", "--config", "tabs"],
             "tensor-gateway: tabs:2: not YAML: while scanning for the next token, found character '\\t' "
@@ -57,7 +57,7 @@ def test_the_command_alone_prints_the_help_with_examples() -> None:
         (["serve", "--backend", "http://x/v2"], "leave out /v2, with which the path of every request begins anyway"),
         (["serve", "--backend", "http://x:8000/a/v2/models/m/infer"], "leave out /v2"),
         (["serve", "--backend", "grpc://x:8001"], "expected the URL of the server's HTTP port"),
-        (["serve", "--backend", "http://x", "--listen", "here"], "listen: expected host:port"),
+        (["serve", "--backend", "http://x", "--listen", "here"], "--listen: expected host:port"),
         # MLServer has the same port
         (["serve", "--backend", "http://127.0.0.1:8080"], "this is the gateway's own listener"),
         (["serve", "--backend", "http://127.0.0.1:9090"], "this is the gateway's own `admin`, which is never for"),

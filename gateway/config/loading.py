@@ -54,13 +54,18 @@ def _sound(found: Inspected) -> Config:
 
 
 def for_backend(endpoint: str, access: str = "json", **given: str | None) -> Config:
-    """The configuration of `serve --backend`; *access* is `logging.access`. Raises `ConfigError`.
+    """The configuration of `serve --backend`; *access* is `logging.access`.
 
-    *given* are keys of the file with their values; None where there is none.
+    *given* are keys of the file with their values; None where there is none. Raises `ConfigError`, which names the
+    options in place of keys.
     """
     tree = {key: value for key, value in given.items() if value is not None}
     backend = {"endpoints": [endpoint], "health": {}}
-    return parse(yaml.safe_dump({"backends": {"default": backend}, "logging": {"access": access}, **tree}))
+    try:
+        return parse(yaml.safe_dump({"backends": {"default": backend}, "logging": {"access": access}, **tree}))
+    except ConfigError as error:
+        text = str(error).replace("backends.default.endpoints[0]: ", "backend: ")
+        raise ConfigError(re.sub(r"^(?=(backend|listen|admin|grpc|workers): )", "--", text, flags=re.M)) from None
 
 
 def encode(config: Config) -> bytes:
