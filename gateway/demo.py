@@ -85,21 +85,6 @@ class JsonServer:
         """The headers of the last inference."""
         self.last_request: dict[str, Any] = {}
         self.inferences = 0
-        self._runner: web.AppRunner | None = None
-
-    @classmethod
-    @asynccontextmanager
-    async def on_port(cls, port: int) -> AsyncIterator["JsonServer"]:
-        """A server on *port* of the loopback interface, or on any free port if *port* is taken."""
-        server = cls()
-        await server.start(_free_port_or_any(port))
-        try:
-            yield server
-        finally:
-            await server.stop()
-
-    async def start(self, port: int) -> None:
-        """Listen on *port* (0: any free one), and set `url`."""
         application = web.Application(client_max_size=_MAX_BODY)
         application.router.add_get("/v2{slash:/?}", self._server)
         application.router.add_get("/v2/health/{asked:live|ready}", self._healthy)
@@ -107,15 +92,20 @@ class JsonServer:
             application.router.add_get(model, self._metadata)
             application.router.add_get(f"{model}/ready", self._healthy)
             application.router.add_post(f"{model}/infer", self._infer)
-        self._runner = web.AppRunner(application, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.runner = web.AppRunner(application, access_log=None)
 
-    async def stop(self) -> None:
-        """Close the listener and its connections."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+    @classmethod
+    @asynccontextmanager
+    async def on_port(cls, port: int) -> AsyncIterator["JsonServer"]:
+        """A server on *port* of the loopback interface, or on any free port if *port* is taken or 0."""
+        server = cls()
+        await server.runner.setup()
+        try:
+            await web.TCPSite(server.runner, "127.0.0.1", _free_port_or_any(port)).start()
+            server.url = f"http://127.0.0.1:{server.runner.addresses[0][1]}"
+            yield server
+        finally:
+            await server.runner.cleanup()
 
     async def _server(self, request: web.Request) -> web.Response:
         return _json(200, {"name": "embedded", "version": "1", "extensions": []})

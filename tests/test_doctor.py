@@ -381,7 +381,6 @@ async def test_a_name_with_several_addresses(
         code = await examine(url.replace("127.0.0.1", "models.example"), "", Given(), only_yaml=False)
     printed = unwrapped(capsys.readouterr().out)
     assert "ok       models.example is 127.0.0.1, 127.0.0.2" in printed
-    assert "note     to the gateway each address is a server of its own" in printed
     assert "ok       the trial inference gives the same values" in printed
     assert code == 1
 

@@ -394,7 +394,7 @@ async def answer_get_alone(connection: Connection) -> None:
 async def test_a_gateway_tells_what_all_its_workers_do(tmp_path: Path, server: JsonServer, workers: int) -> None:
     started_s = time.time()
     async with lying(refuse_all) as liar, JsonServer.on_port(0) as gone:
-        await gone.stop()
+        await gone.runner.cleanup()
         text = (
             f"workers: {workers}\nbackends:\n"
             f"  vision: {{endpoints: ['{server.url}', '{gone.url}'], "
@@ -485,7 +485,7 @@ async def test_a_gateway_tells_what_its_backends_speak(tmp_path: Path, server: J
 
 async def test_an_ejected_endpoint_says_why_and_since_when(tmp_path: Path, server: JsonServer) -> None:
     async with JsonServer.on_port(0) as gone:
-        await gone.stop()
+        await gone.runner.cleanup()
         eject = "eject: {failures: 1, for: 200ms}, retry: {attempts: 2, budget: 1}, balance: round_robin"
         text = f"backends: {{vision: {{endpoints: ['{server.url}', '{gone.url}'], {eject}}}}}\n"
         before_s = time.time()
@@ -500,13 +500,9 @@ async def test_an_ejected_endpoint_says_why_and_since_when(tmp_path: Path, serve
                     pass
             assert "refused" in ejected["reason"]
             assert before_s <= ejected["since_s"] <= time.time()
-            await gone.start(int(gone.url.rpartition(":")[2]))
-            try:
-                async with asyncio.timeout(DEADLINE_S):
-                    while (back := await ask())["state"] != "up":
-                        await asyncio.sleep(0.05)
-            finally:
-                await gone.stop()
+            async with JsonServer.on_port(int(gone.url.rpartition(":")[2])), asyncio.timeout(DEADLINE_S):
+                while (back := await ask())["state"] != "up":
+                    await asyncio.sleep(0.05)
             assert back["reason"] == "a request to it has succeeded"
             assert back["since_s"] > ejected["since_s"]
 
@@ -515,7 +511,7 @@ async def test_an_endpoint_whose_ejection_is_over_is_on_trial_until_a_request_ha
     tmp_path: Path, server: JsonServer
 ) -> None:
     async with JsonServer.on_port(0) as gone:
-        await gone.stop()
+        await gone.runner.cleanup()
         eject = "eject: {failures: 1, for: 300ms}, retry: {attempts: 2, budget: 1}, balance: round_robin"
         text = f"backends: {{vision: {{endpoints: ['{server.url}', '{gone.url}'], {eject}}}}}\n"
         async with gateway(tmp_path, text) as (_, client):

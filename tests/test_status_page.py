@@ -295,7 +295,7 @@ async def test_the_page_in_trouble_and_in_health_fits_every_screen(
 
     health = "health: {interval: 100ms, timeout: 5s, unhealthy_after: 1}"
     async with lying(overloaded) as liar, JsonServer.on_port(0) as gone:
-        await gone.stop()
+        await gone.runner.cleanup()
         backends = (
             f"workers: 2\nbackends:\n  ranking: {{endpoints: ['{liar.url}']}}\n"
             f"  vision: {{endpoints: ['{server.url}', '{gone.url}'], {health}}}\n"

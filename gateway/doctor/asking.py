@@ -20,7 +20,7 @@ from gateway.backend.questions import Answer, own_connections
 from gateway.certificates import TlsContext
 from gateway.codec import HEADER_LENGTH
 from gateway.config import parse
-from gateway.doctor.report import configuration
+from gateway.doctor.report import ProblemError, configuration
 from gateway.errors import ConfigError
 from gateway.policy.crossing import BackendHeaders
 
@@ -32,7 +32,6 @@ TRIAL_S = 30.0
 
 MAX_ANSWER_BYTES = 64 * 1024**2
 """How many bytes of an answer are read; a longer one cannot be understood."""
-
 
 REASONS = {
     "headers": "what was given: the gateway sends it for all clients. Without this key each client sends its own",
@@ -105,15 +104,14 @@ class Asker(questions.Asker):
         connections = own_connections("default", TRIAL_S)
         super().__init__(connections, endpoint, fields, ASK_S, MAX_ANSWER_BYTES)
 
-    def why_unauthorized(self, answer: Answer) -> str:
-        """Words that say that *answer* requires credentials, and what to do; empty if it does not."""
-        if not answer.needs_credentials:
-            return ""
-        others = f" other than {', '.join(self.headers)}" if self.headers else ""
-        return (
-            f"it needs credentials{others} ({answer.words}): give them with --header 'Authorization: Bearer "
-            "${TOKEN}', which takes TOKEN from the environment; ${file:PATH} takes a file"
-        )
+    def judge_credentials(self, answer: Answer) -> None:
+        """Raise `ProblemError`, which says what to do, if *answer* requires credentials."""
+        if answer.needs_credentials:
+            others = f" other than {', '.join(self.headers)}" if self.headers else ""
+            raise ProblemError(
+                f"it needs credentials{others} ({answer.words}): give them with --header 'Authorization: Bearer "
+                "${TOKEN}', which takes TOKEN from the environment; ${file:PATH} takes a file"
+            )
 
     async def post(
         self, path: str, body: bytes, header_length: int | None = None, *, is_chunked: bool = False

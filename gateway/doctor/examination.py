@@ -18,7 +18,6 @@ from gateway.backend.endpoints import Endpoint, Said
 from gateway.backend.first_look import judge, resolved, why_no_answer
 from gateway.backend.health import V2_PATH
 from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, TORCHSERVE, V2, Answer, recognized
-from gateway.backend.resolving import at_addresses
 from gateway.certificates import expiry_of
 from gateway.config import Address
 from gateway.config.values import first_of, nearest, shortened
@@ -144,8 +143,7 @@ async def _reach(endpoint: Endpoint, headers: Mapping[str, str], report: Report)
         refusal = await asker.get(_REFUSED_BY_A_GATEWAY)
         if refusal.headers.get("proxy-status", "").startswith("tensor-gateway"):
             raise ProblemError("this is a tensor-gateway: name the inference server behind it")
-    if unauthorized := asker.why_unauthorized(answer):
-        raise ProblemError(unauthorized)
+    asker.judge_credentials(answer)
     report.ok(f"{endpoint.authority} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
     expires_at = expiry_of(dict(answer.certificate))
     if expires_at is not None:
@@ -163,8 +161,6 @@ async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
         reason = getattr(error, "strerror", None) or str(error) or f"no answer within {ASK_S:g} s"
         raise ProblemError(f"the name {host} cannot be looked up: {reason}") from None
     report.ok(f"{host} is {first_of(found.addresses, MAX_SHOWN)}")
-    if len(at_addresses(endpoint, found.addresses)) > 1:
-        report.note("to the gateway each address is a server of its own; one of them is examined here")
     return found
 
 

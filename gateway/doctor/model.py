@@ -135,8 +135,7 @@ async def _answer_to(asker: Asker, path: str, body: bytes) -> Answer:
         answer = await asker.post(path, body)
     except NoAnswerError as error:
         raise ProblemError(str(error)) from None
-    if unauthorized := asker.why_unauthorized(answer):
-        raise ProblemError(unauthorized)
+    asker.judge_credentials(answer)
     return answer
 
 
