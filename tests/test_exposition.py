@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from gateway.config import parse
 from gateway.exchange import Attempt, Exchange
 from gateway.process.admin import AdminListener
-from gateway.telemetry.counting import MAX_MODELS
+from gateway.telemetry.counting import MAX_NAMES
 from gateway.telemetry.metrics import PIECE_SAMPLES
 from gateway.telemetry.reading import EndpointReading
 from tests.counted import Metrics, reading
@@ -53,8 +53,8 @@ def blocks(text: bytes) -> dict[bytes, list[bytes]]:
 
 
 def test_no_piece_of_a_scrape_is_large() -> None:
-    sizes = [piece.count("\n") for piece in many_models(MAX_MODELS).exposition([])]
-    assert sum(sizes) > N_ROUTES * MAX_MODELS * CHILD_SAMPLES
+    sizes = [piece.count("\n") for piece in many_models(MAX_NAMES).exposition([])]
+    assert sum(sizes) > N_ROUTES * MAX_NAMES * CHILD_SAMPLES
     assert max(sizes) < PIECE_SAMPLES + CHILD_SAMPLES
 
 

@@ -24,11 +24,11 @@ BATCH_BYTES = 64 * 1024
 DETAIL_CHARACTERS = 512
 """How many characters of `detail` are written; of a longer text the beginning and the end, half of this each."""
 
-LINE_BYTES = PIPE_BYTES
-"""The most bytes of a line with its end. Several workers write to one pipe, which could mix up longer lines."""
-
 PREFIX_BYTES = 256
-"""Room for the beginning of a failure's line on standard error: time, level and process."""
+"""Room for the beginning of a failure's line on standard error: time, level and process.
+
+A line with its end has at most `PIPE_BYTES`: several workers write to one pipe, which could mix up longer lines.
+"""
 
 TEXT_CHARACTERS = (1024, 256, 32)
 """How much is left of each text in a line that would be longer: the first of these with which it fits. The last always
@@ -57,7 +57,7 @@ class AccessLog:
         *sample* is the share of successful exchanges that get a line; errors always get one.
         """
         self._sample = sample
-        self._encode = _json_line if style == "json" else _short_line if os.isatty(1) else _text_line
+        self._encode = msgspec.json.encode if style == "json" else _short_line if os.isatty(1) else _text_line
         self._log = logging.getLogger("gateway.access")
         self._waiting = bytearray()
         self._max_bytes = BATCH_BYTES
@@ -66,7 +66,7 @@ class AccessLog:
         """Take the line of a finished exchange."""
         if self._sample < 1 and exchange.error is None and random.random() >= self._sample:  # noqa: S311  no secret
             return
-        self._waiting += _fitting(line_of(exchange), self._encode, LINE_BYTES)
+        self._waiting += _fitting(line_of(exchange), self._encode, PIPE_BYTES)
         self._waiting += b"\n"
         if exchange.error is not None or len(self._waiting) > self._max_bytes:
             self.flush()
@@ -104,7 +104,7 @@ class FailureLog:
             self._second, self._written = second, 0
         if self._written < self._at_most:
             self._written += 1
-            text = _fitting(line_of(exchange), _text_line, LINE_BYTES - PREFIX_BYTES).decode()
+            text = _fitting(line_of(exchange), _text_line, PIPE_BYTES - PREFIX_BYTES).decode()
             self._log.warning("failed: %s", text)
 
     def flush(self) -> None:
@@ -194,9 +194,6 @@ def _fitting(line: Line, encode: Callable[[Line], bytes], max_bytes: int) -> byt
             break
         encoded = encode(with_short_texts(line, n_characters))
     return encoded
-
-
-_json_line = msgspec.json.Encoder().encode
 
 
 def _text_line(line: Line) -> bytes:

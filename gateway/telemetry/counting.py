@@ -27,11 +27,8 @@ from gateway.telemetry.sums import BOUNDS, FAMILIES, MINUTE, Cells, Row, Table
 MAX_WAITING = 192
 """How many exchanges wait to be counted at most: with 200 models counting so many holds the loop for 0.7 ms."""
 
-MAX_MODELS = 200
-"""The most models with a label of their own; the others share the label `other`."""
-
-MAX_CLIENTS = 200
-"""The most names of tokens with a label of their own; the others share the label `other`."""
+MAX_NAMES = 200
+"""The most models, and the most names of tokens, with a label of their own; the others share the label `other`."""
 
 _NO_ROUTE = "none"
 """The label `route` of requests that matched no route."""
@@ -49,8 +46,6 @@ _KNOWN: dict[str, dict[str, Iterable[str | int]]] = {
     "endpoint": {"code": ("200", *_FAILURES)},
     "route": {"model": ["other"], "protocol": PROTOCOLS, "code": [200], "format": Format},
 }
-
-_REQUEST_BOUNDS = BOUNDS["request_seconds"]
 
 # What exchanges are sorted by; without Python's bytecode.
 _kind_of = attrgetter(
@@ -106,8 +101,8 @@ class Counting:
         return True
 
     def _client_label(self, name: str) -> str:
-        """The label for the token called *name*: the name, or `other` after `MAX_CLIENTS` names."""
-        if name in self._clients or len(self._clients) < MAX_CLIENTS:
+        """The label for the token called *name*: the name, or `other` after `MAX_NAMES` names."""
+        if name in self._clients or len(self._clients) < MAX_NAMES:
             self._clients.add(name)
             return name
         return "other"
@@ -147,7 +142,7 @@ class Counting:
         self.add_up()
 
     def _count(self, exchanges: list[Exchange]) -> None:
-        rows, models = self._rows, self._models
+        rows, models, bounds = self._rows, self._models, BOUNDS["request_seconds"]
         alike: defaultdict[Any, list[Exchange]] = defaultdict(list)
         for exchange in exchanges:
             route, model, seconds = exchange.route, exchange.model, exchange.seconds
@@ -155,7 +150,7 @@ class Counting:
                 model = self._model_label(exchange)
             rows["requests", route, model, exchange.status, exchange.protocol][0] += 1
             cells = rows["request_seconds", route, model]
-            cells[bisect_left(_REQUEST_BOUNDS, seconds)] += 1
+            cells[bisect_left(bounds, seconds)] += 1
             cells[-1] += seconds
             if exchange.client_name:
                 rows["client_requests", self._client_label(exchange.client_name), exchange.status][0] += 1
@@ -189,7 +184,7 @@ class Counting:
         if model is None or model in self._models:
             return model or "other"
         is_success = exchange.is_inference and 200 <= exchange.status < 300 and exchange.error is None
-        if is_success and exchange.attempts and len(self._models) < MAX_MODELS:
+        if is_success and exchange.attempts and len(self._models) < MAX_NAMES:
             self._models.add(model)
             return model
         return "other"

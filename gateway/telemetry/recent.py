@@ -125,8 +125,7 @@ class Recent:
 
 def failure_of(exchange: Exchange) -> Line:
     """The line of the access log of a failed exchange, with `at_s`, its time in seconds since 1970."""
-    line = {"at_s": time.time(), **line_of(exchange)}
-    line |= {"client": exchange.client_name or exchange.client, "detail": exchange.detail}
+    line = {"at_s": time.time(), **line_of(exchange), "client": exchange.client_name or exchange.client}
     return with_short_texts(line, TEXT_CHARACTERS)
 
 

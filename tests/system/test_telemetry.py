@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.demo import JsonServer
 from gateway.errors import ErrorKind
 from gateway.exchange import Attempt, Exchange
-from gateway.telemetry.access_log import BATCH_BYTES, FAILURES_PER_S, LINE_BYTES, AccessLog, FailureLog
+from gateway.telemetry.access_log import BATCH_BYTES, FAILURES_PER_S, AccessLog, FailureLog
 from gateway.telemetry.log_writer import PIPE_BYTES, LogWriter
 from gateway.telemetry.reading import EndpointReading
 from tests.conftest import Client, access_lines, answering, lying, require_tool, running, tensor
@@ -284,7 +284,7 @@ async def test_lines_that_wait_for_others_have_a_limit_in_bytes(caplog: pytest.L
     for _ in range(100):
         access_log.record(Exchange("c", "GET", f"/{'x' * 2000}", "id", 0.0, status=200))
     assert len(caplog.records) == 3
-    assert all(BATCH_BYTES < len(record.message) < BATCH_BYTES + LINE_BYTES for record in caplog.records)
+    assert all(BATCH_BYTES < len(record.message) < BATCH_BYTES + PIPE_BYTES for record in caplog.records)
     access_log.finish()
     assert len(access_lines(caplog)) == 100
 
