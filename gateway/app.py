@@ -64,12 +64,6 @@ def file_problems(config: Config) -> Iterator[tuple[str, str]]:
             yield key, without_hidden_paths(config, reason)
 
 
-def require_usable_files(config: Config) -> None:
-    """Raise `ConfigError` for the first of `file_problems`."""
-    for key, reason in file_problems(config):
-        raise ConfigError(f"{key}: {reason}")
-
-
 def new_name() -> str:
     """A unique name for this gateway, by which it recognizes in `Via` a request that it has passed on before."""
     return f"tensor-gateway-{secrets.token_hex(8)}"

@@ -30,8 +30,6 @@ HTTP1, HTTP2 = "http/1.1", "h2"
 log = logging.getLogger("gateway")
 
 Settings = ListenerTls | BackendTls
-Stamp = tuple[int, int, int, int] | None
-"""Device, inode, time of change and size of a file, with links followed; None if it cannot be found."""
 
 
 class TlsContext:
@@ -96,7 +94,7 @@ class TlsContext:
         self.expires_at = _expiry(self.settings)
         self._loaded = stamps
 
-    def _stamps(self) -> list[Stamp]:
+    def _stamps(self) -> list[tuple[int, ...] | None]:
         paths = [getattr(self.settings, key, None) for key in ("certificate", "key", "ca", "client_ca")]
         return [_stamp(path) for path in paths if path is not None]
 
@@ -114,23 +112,16 @@ async def watch(contexts: Callable[[], Iterable[TlsContext | None]]) -> None:
                     log.exception("%s: the files could not be looked at", context.where)
 
 
-def tls_settings(config: Config) -> Iterator[tuple[str, Settings]]:
-    """The path and the settings of each use of TLS in *config*. A backend without https uses none."""
-    if config.tls is not None:
-        yield "tls", config.tls
-    for name, backend in config.backends.items():
-        if uses_tls(backend.endpoints):
-            yield f"backends.{name}.tls", backend.tls
-
-
 def uses_tls(endpoints: Iterable[str]) -> bool:
     """Whether one of the *endpoints* is reached with https."""
     return any(endpoint.startswith("https:") for endpoint in endpoints)
 
 
 def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Read all TLS files of *config*; for each that cannot be used the path of its key, and the reason."""
-    for where, settings in tls_settings(config):
+    """Read all TLS files that *config* uses; for each that cannot be used the path of its key, and the reason."""
+    used: dict[str, Settings] = {"tls": config.tls} if config.tls is not None else {}
+    used |= {f"backends.{name}.tls": each.tls for name, each in config.backends.items() if uses_tls(each.endpoints)}
+    for where, settings in used.items():
         try:
             _context(where, settings)
         except ConfigError as error:
@@ -138,7 +129,8 @@ def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
             yield path, reason
 
 
-def _stamp(path: str) -> Stamp:
+def _stamp(path: str) -> tuple[int, ...] | None:
+    """Device, inode, time of change and size of a file, with links followed; None if it cannot be found."""
     try:
         found = os.stat(path)
     except OSError:

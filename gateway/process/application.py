@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Self
 
-from gateway.app import DataPlane, new_name, require_usable_files
+from gateway.app import DataPlane, file_problems, new_name
 from gateway.config import Config
+from gateway.errors import ConfigError
 from gateway.process.admin import AdminListener
 from gateway.process.descriptors import fit
 from gateway.process.reload import keep_fixed
@@ -46,7 +47,8 @@ class Application:
 
         Raises `OSError` if an address cannot be used or a worker not started, `ConfigError` for wrong certificates.
         """
-        require_usable_files(config)  # here once, and not in every worker
+        for key, reason in file_problems(config):  # here once, and not in every worker
+            raise ConfigError(f"{key}: {reason}")
         running = cls(config)
         try:
             running.admin_url = await running._admin.start()

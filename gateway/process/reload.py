@@ -37,8 +37,6 @@ Kubernetes updates a ConfigMap and the Secret with the tokens or certificates th
 FIXED = ("listen", "admin", "grpc", "workers")
 """Keys that take effect after a restart only; so does whether there is `tls` (its files are read again)."""
 
-Replace = Callable[[Config], Awaitable[list[str]]]
-
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
 
@@ -84,7 +82,7 @@ class Reloader:
             log.warning("SIGHUP ignored: there is no file to read again; `serve --config FILE` has one")
         self._wanted.set()
 
-    def start(self, replace: Replace, metrics: Metrics, *, watch: bool) -> None:
+    def start(self, replace: Callable[[Config], Awaitable[list[str]]], metrics: Metrics, *, watch: bool) -> None:
         """Reload when requested; *watch*: also when the file's content changes.
 
         *replace* is `Application.replace`; *metrics* are told how each reload went.
