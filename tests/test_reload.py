@@ -786,8 +786,8 @@ async def test_messages_cross_a_socket_and_one_that_is_too_long_is_refused(monke
     assert [await other.receive(), await other.receive()] == [Done("why\n"), Done()]
     with pytest.raises(ValueError, match="limit"):
         await other.receive()
-    one.close()
-    other.close()
+    one.writer.close()
+    other.writer.close()
     cut = asyncio.StreamReader()
     cut.feed_data(msgspec.json.encode(Done()))
     cut.feed_eof()

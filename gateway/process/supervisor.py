@@ -20,7 +20,7 @@ from gateway.client import listeners
 from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
 from gateway.process.application import Application
-from gateway.process.worker import Channel, Done, Drain, Message, Report, Serve
+from gateway.process.worker import Channel, Done, Message, Report, Serve
 from gateway.telemetry.counting import Batch
 from gateway.telemetry.log_writer import change_logging
 from gateway.telemetry.reading import Reading
@@ -80,11 +80,11 @@ class _WorkerProcess:
             self.kill()
         finally:
             self._answers.put_nowait(None)
-            self._channel.close()
+            self._channel.writer.close()
 
     def drain(self) -> None:
         """Tell the worker to finish its requests and to end, without waiting."""
-        self._channel.send(Drain())
+        self._channel.writer.write_eof()
 
     async def serve(self, share: Config, timeout_s: float) -> Done | None:
         """Let the worker serve by *share*; its answer. If none comes within *timeout_s*, it is killed; then None."""
@@ -173,7 +173,8 @@ class Supervisor(Application):
             async with self._changes:
                 worker.is_listening = True
                 try:
-                    if self.config is not config:  # a reload meanwhile, perhaps of the same text with other files
+                    # a reload meanwhile, perhaps of the same text with other files; who drains is told no more
+                    if self.config is not config and not self._is_draining:
                         await self._bring([worker], self.config)
                 except ConfigError:
                     worker.kill()

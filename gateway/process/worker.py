@@ -1,8 +1,8 @@
 """One of several worker processes: it serves clients on the shared port, and obeys the supervisor's messages.
 
-The messages are lines of JSON, over a socket that is a worker's standard input. Each worker has its own socket on the
-port, by SO_REUSEPORT, because the kernel spreads connections of one inherited socket unevenly. Not here: starting and
-replacing workers, and what their supervisor does with their messages (`supervisor`).
+The messages are lines of JSON, over a socket that is a worker's standard input; when they end, the worker drains. Each
+worker has its own socket on the port, by SO_REUSEPORT, because the kernel spreads connections of one inherited socket
+unevenly. Not here: starting and replacing workers, and what their supervisor does with their messages (`supervisor`).
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -36,10 +36,6 @@ class Serve(msgspec.Struct, frozen=True, tag=True):
     """As `config.encode` writes it."""
 
 
-class Drain(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: finish the requests in flight, and end."""
-
-
 class Done(msgspec.Struct, frozen=True, tag=True):
     """To the supervisor: the worker serves by the configuration."""
 
@@ -57,17 +53,16 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     batch: Batch
 
 
-Message = Serve | Drain | Done | Report
+Message = Serve | Done | Report
 
 _decode = msgspec.json.Decoder(Message).decode
 
 
-class Channel:
+class Channel(NamedTuple):
     """One end of the socket."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
     @classmethod
     async def over(cls, end: socket.socket) -> Self:
@@ -76,24 +71,15 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send *message*, without waiting."""
-        self._writer.write(msgspec.json.encode(message) + b"\n")
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the other end has read, or could read at once, all that was sent."""
-        return not self._writer.transport.get_write_buffer_size()
+        self.writer.write(msgspec.json.encode(message) + b"\n")
 
     async def receive(self) -> Message | None:
         """The next message; None at the end. Raises `ValueError` for an invalid one."""
         try:
-            line = await self._reader.readline()
+            line = await self.reader.readline()
         except ConnectionError:
             return None
         return _decode(line) if line.endswith(b"\n") else None
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._writer.close()
 
 
 def main() -> None:
@@ -119,16 +105,16 @@ async def _serve(name: str, sockets: list[socket.socket]) -> int:
         return 1
     finally:
         writer.stop()
-        channel.close()
+        channel.writer.close()
     return 0
 
 
 async def _serve_until_told(config: Config, name: str, channel: Channel, sockets: list[socket.socket]) -> None:
-    """Serve until the supervisor says so or ends, or until SIGTERM; then drain."""
+    """Serve until the supervisor's messages end, or until SIGTERM; then drain."""
 
     def deliver(batch: Batch) -> bool:
         """Send the counts to the supervisor; False if it has not read the previous report yet."""
-        if not channel.is_read:
+        if channel.writer.transport.get_write_buffer_size():
             return False
         channel.send(Report(plane.reading(), batch))
         return True
@@ -151,7 +137,7 @@ async def _serve_until_told(config: Config, name: str, channel: Channel, sockets
 
 
 async def _obey(plane: DataPlane, channel: Channel) -> None:
-    """Serve by each configuration that the supervisor sends, until it says `Drain` or ends."""
+    """Serve by each configuration that the supervisor sends, until its messages end."""
     while isinstance(order := await channel.receive(), Serve):
         error = None
         try:
