@@ -10,10 +10,9 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
-from hpack.hpack import decode_integer
+from hpack.hpack import decode_integer, encode_integer
 
 from gateway.client.grpc.frames import Code, Http2Error
-from gateway.client.grpc.messages import varint
 from gateway.client.request import find_encoding_fault
 from gateway.codec import HEADER_LENGTH
 from gateway.errors import ErrorKind, GatewayError
@@ -197,10 +196,7 @@ def encoded(fields: Pairs) -> bytes:
 def encoded_string(text: str) -> bytes:
     """*text* as HPACK has names and values."""
     data = text.encode()
-    n_bytes = len(data)
-    if n_bytes < 0x7F:
-        return b"%c%b" % (n_bytes, data)
-    return b"\x7f%b%b" % (varint(n_bytes - 0x7F), data)
+    return bytes(encode_integer(len(data), 7) + data)
 
 
 class Status(IntEnum):

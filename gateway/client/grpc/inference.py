@@ -37,11 +37,7 @@ STEP_FIELDS, STEP_INPUTS, STEP_ELEMENTS = 512, 32, 512
 """How many fields, inputs, and elements of BYTES in a reply are worked on in one step."""
 
 _Request, _Response = CLASSES["ModelInferRequest"], CLASSES["ModelInferResponse"]
-_Input, _Output, _Contents = (
-    _Request.InferInputTensor,
-    _Request.InferRequestedOutputTensor,
-    CLASSES["InferTensorContents"],
-)
+_Contents = CLASSES["InferTensorContents"]
 _ARRAYS = {"d": np.dtype("f8"), "i": np.dtype("i8"), "u": np.dtype("u8")}  # by `Datatype.parsed`
 
 _INPUTS, _OUTPUTS, _RAW_INPUTS, _CONTENTS = (number << 3 | LENGTH for number in (5, 6, 7, 5))  # the last: of an input
@@ -92,7 +88,7 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
         rest, values = yield from _split(entry, _VALUES, 1, limits)
         n_bytes += len(rest)
         _check_size(n_bytes, limits)
-        tensor = parsed(_Input, rest)
+        tensor = parsed(_Request.InferInputTensor, rest)
         parameters, shape = parameters_of(tensor, "input"), list(tensor.shape)
         inputs.append({"name": tensor.name, "shape": shape, "datatype": tensor.datatype, "parameters": parameters})
         contents = values[_CONTENTS][0] if values[_CONTENTS] else None
@@ -121,7 +117,8 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
     _check_size(n_bytes + sum(map(len, found[_OUTPUTS])), limits)
     parameters = parameters_of(request)
     is_of_sequence = bool(parameters.get("sequence_id"))
-    header = _header(request, parameters, inputs, [parsed(_Output, entry) for entry in found[_OUTPUTS]])
+    outputs = [parsed(_Request.InferRequestedOutputTensor, entry) for entry in found[_OUTPUTS]]
+    header = _header(request, parameters, inputs, outputs)
     _check_size(len(header), limits)
     target = f"/v2{model_path(request.model_name, request.model_version)}/infer"
     return InferMessage(request.id, target, header, blobs, is_typed, is_of_sequence)

@@ -68,24 +68,20 @@ class DialectRequest(msgspec.Struct, frozen=True):
         _check_outputs(request)
         inputs: list[Tensor] = []
         in_json: dict[str, bool] = {}
+        octets: dict[str, CodecError] = {}
+        nonfinite = 0
         for index, (entry, source) in enumerate((yield from read_inputs(request, text.blobs))):
             if source is None:
                 label = label_of_entry(entry, "input", index)
                 raise CodecError(f"{label}: this backend cannot read shared memory; send its values")
             if isinstance(source, Tensor):
-                inputs.append(source)
+                tensor = source
             else:
-                inputs.append(Tensor(*declaration(entry, "input", index), source))
-                content_type = (entry.get("parameters") or {}).get("content_type")
-                in_json[inputs[-1].name] = text_of(content_type) == "base64"
-            if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
-                yield
-        octets: dict[str, CodecError] = {}
-        nonfinite = 0
-        for index, sent in enumerate(inputs):
-            tensor = sent
-            if tensor.name in in_json:
-                inputs[index] = tensor = yield from _read(sent, reserve, is_base64=in_json[sent.name])
+                sent = Tensor(*declaration(entry, "input", index), source)
+                is_base64 = text_of((entry.get("parameters") or {}).get("content_type")) == "base64"
+                in_json[sent.name] = is_base64
+                tensor = yield from _read(sent, reserve, is_base64=is_base64)
+            inputs.append(tensor)
             nonfinite += yield from _check_values(tensor, policy, octets)
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
                 yield

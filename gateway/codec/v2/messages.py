@@ -292,27 +292,21 @@ def declaration(entry: Entry, section: str, index: int) -> Declaration:
         text = b"[%b,%b,%b]" % (entry["name"], entry["datatype"], entry["shape"])
         name, datatype, shape = _DECLARATION.decode(restore_literals(text) if STAND_IN in text else text)
     except (KeyError, msgspec.DecodeError):
-        raise CodecError(_what_is_wrong(entry, section, index)) from None
+        label = label_of(section, name_of(entry, section, index))
+        if text_of(entry.get("datatype")) in DATATYPES:
+            wrong, got = f"shape must be a list of at most {MAX_RANK} integers >= 0", entry.get("shape")
+        else:
+            wrong, got = f"datatype must be one of {' '.join(DATATYPES)}, in upper case", entry.get("datatype")
+        raise CodecError(f"{label}: {wrong}, got {_shown(got)}") from None
     return name, DATATYPES[datatype], shape
 
 
 def name_of(entry: Entry, section: str, index: int) -> str:
     """The tensor's name, of an *entry* as for `declaration`. Raises `CodecError` if it is no string (protocol 2.2)."""
-    try:
-        text = bytes(entry["name"])
-        name: str = _STRING.decode(restore_literals(text) if STAND_IN in text else text)
-    except (KeyError, msgspec.DecodeError):
-        raise CodecError(f"{section} {index}: name must be a string, got {_shown(entry.get('name'))}") from None
+    name = text_of(entry.get("name"))
+    if name is None:
+        raise CodecError(f"{section} {index}: name must be a string, got {_shown(entry.get('name'))}")
     return name
-
-
-def _what_is_wrong(entry: Entry, section: str, index: int) -> str:
-    """The error for an entry that `declaration` refuses."""
-    label = label_of(section, name_of(entry, section, index))
-    if text_of(entry.get("datatype")) not in DATATYPES:
-        names = " ".join(DATATYPES)
-        return f"{label}: datatype must be one of {names}, in upper case, got {_shown(entry.get('datatype'))}"
-    return f"{label}: shape must be a list of at most {MAX_RANK} integers >= 0, got {_shown(entry.get('shape'))}"
 
 
 def _shown(value: Raw | None) -> str:

@@ -33,11 +33,7 @@ from gateway.errors import CodecError
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 _LITERAL = NonFinite.LITERAL
 _PROMOTE = HalfPrecision.PROMOTE
-_AS_BASE64 = BytesPolicy.BASE64
 _LATER = Raw(LATER)
-_PLACES = (_LATER, LIST_LATER)
-_BASE64 = Raw(b'"base64"')
-_PROMOTED = Raw(b'"FP32"')
 
 
 class InferRequest(PiecedJson, msgspec.Struct):
@@ -83,7 +79,7 @@ class InferRequest(PiecedJson, msgspec.Struct):
                 nonfinite += yield from _fill_in(entry, source, request, policy, is_small=is_small)
             elif source is not None:
                 entry["data"] = _LATER
-            if source is not None and entry["data"] in _PLACES:
+            if source is not None and entry["data"] in (_LATER, LIST_LATER):
                 later.append((source,))
             if index % CHECKED_TENSORS == 0:
                 yield
@@ -141,11 +137,11 @@ def _fill_in(
     """
     datatype = tensor.datatype
     if datatype.kind is BYTES:
-        hint = _choose_form(entry, tensor, request) if policy.bytes is _AS_BASE64 else elements.BASE64_HINT
+        hint = _choose_form(entry, tensor, request) if policy.bytes is BytesPolicy.BASE64 else elements.BASE64_HINT
         n_elements = element_count(tensor.shape)
         yield from elements.check_elements(tensor.blob, n_elements, tensor, utf8=not tensor.is_base64, hint=hint)
     elif policy.half_precision is _PROMOTE and is_half_precision(datatype):
-        entry["datatype"] = _PROMOTED
+        entry["datatype"] = Raw(b'"FP32"')
     entry["data"] = LIST_LATER
     is_checked = datatype.kind is FLOAT
     if is_small:
@@ -170,7 +166,7 @@ def _choose_form(entry: Entry, tensor: Tensor, request: Request) -> str:
     content_type = _content_type(parameters) or _content_type(request.get("parameters") or {})
     tensor.is_base64 = not content_type or text_of(Raw(content_type)) == "base64"
     if tensor.is_base64:
-        entry["parameters"] = {**parameters, "content_type": _BASE64}
+        entry["parameters"] = {**parameters, "content_type": Raw(b'"base64"')}
     return (
         f", and the content type that the client names, {excerpt(content_type)}, keeps it from base64: "
         "leave `content_type` out, or set it to `base64`"

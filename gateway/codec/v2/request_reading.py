@@ -11,14 +11,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 import msgspec
 from msgspec import Raw
 
-from gateway.codec.inference import (
-    DEFAULT_LIMITS,
-    HeaderLimits,
-    OutputSelection,
-    Tensor,
-    label_of,
-    labelled,
-)
+from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, Tensor, label_of, labelled
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading
 from gateway.codec.json.members import HELD_PER_BYTE, STAND_IN, excerpt, restore_literals
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
