@@ -646,6 +646,21 @@ async def test_models_are_asked_for_by_name_where_they_are_not_listed() -> None:
     assert problem.startswith("/v2/models/m/infer at the end of the URL belongs to each request")
 
 
+@pytest.mark.parametrize("has_metadata", [True, False])
+async def test_a_server_that_has_nothing_but_its_model_is_recognized_by_that(has_metadata: bool) -> None:
+    @web.middleware
+    async def of_the_model_alone(request: web.Request, handler: Callable[..., Any]) -> Any:
+        if request.path not in ("/v2/models/m", "/v2/models/m/infer"):
+            raise web.HTTPNotFound
+        return await handler(request)
+
+    async with server_with(Habits(has_metadata=has_metadata), of_the_model_alone) as url:
+        with_name, without = await asyncio.gather(doctor(url, "--model", "m"), doctor(url))
+    assert (with_name.table["infer in binary"], with_name.findings("problem")) == (SAME, [])
+    assert without.code == 2
+    assert "is recognized with --model" in without.printed
+
+
 async def test_a_model_that_is_not_there_is_a_problem_with_the_name_that_was_meant() -> None:
     async with server_with(Habits()) as url:
         found = await doctor(url, "--model", "mm")

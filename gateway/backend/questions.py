@@ -193,14 +193,17 @@ def said_of_v2(answer: Answer) -> Said:
     return Said(V2, isinstance(extensions, list) and EXTENSION in extensions, shortened(title))
 
 
-async def recognized(first: Answer, get: Get) -> Said:
-    """Who answers, for people: as `said_after`, and V2 servers without metadata, which TorchServe is, too."""
+async def recognized(first: Answer, get: Get, *of_model: str) -> Said:
+    """Who answers, for people: as `said_after`, and V2 servers without metadata, which TorchServe is, too.
+
+    *of_model*: paths of V2 that a server has whose only path is that of a model.
+    """
     if first.status == 404:  # some servers answer every path with 200
         if _TORCHSERVES_404 in first.body:
             return Said(V2, title=TORCHSERVE)
-        for path in ("/v2/health/live", "/v2/health/ready"):
+        for path in ("/v2/health/live", "/v2/health/ready", *of_model):
             answer = await get(path)
-            if answer.status == 200 and not answer.is_html:
+            if answer.status in (200, 405) and not answer.is_html:  # 405: the path is there, for POST
                 return Said(V2)
     return await said_after(first, get)
 

@@ -57,8 +57,9 @@ _SPEAKS = {
 
 _UNKNOWN = (
     "it is no server that the gateway can stand in front of: {}. It speaks neither V2 nor the JSON of TensorFlow "
-    "Serving or MLflow. With --path, where it takes inferences, and --sample, a file with what it takes there, this "
-    "command writes a description of it for the gateway"
+    "Serving or MLflow; a server that has no more of V2 than its models is recognized with --model. With --path, "
+    "where it takes inferences, and --sample, a file with what it takes there, this command writes a description of "
+    "it for the gateway"
 )
 
 
@@ -81,7 +82,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     try:
         asker, first = await _reach(endpoint, headers, report)
         if given.path is None:
-            said = await _recognize(asker, first, report)
+            said = await _recognize(asker, first, Model(model), report)
             tried = Model(await _choose_model(asker, said.dialect, model, report))
             tried, straight = await _first_inference(url, asker, said.dialect, tried, report)
         else:
@@ -167,10 +168,13 @@ async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
 # Who it is
 
 
-async def _recognize(asker: Asker, first: Answer, report: Report) -> Said:
-    """Which server answers; *first* is its answer to `GET /v2`. Raises `ProblemError` and `NoAnswerError`."""
+async def _recognize(asker: Asker, first: Answer, model: Model, report: Report) -> Said:
+    """Which server answers; *first* is its answer to `GET /v2`, *model* the one to try, maybe without a name.
+
+    Raises `ProblemError` and `NoAnswerError`.
+    """
     report.heading("The server")
-    said = await recognized(first, asker.get)
+    said = await recognized(first, asker.get, *([model.path, f"{model.path}/infer"] if model.name else []))
     if not said.dialect:
         finding = await judge(asker.endpoint, first)
         raise ProblemError(finding.words if finding is not None else _UNKNOWN.format(said.answers))
