@@ -42,6 +42,7 @@ SET_BY_GATEWAY = frozenset({
 _PATH = re.compile(r"/[!\"$-~]*")
 _PREFIX = re.compile(r"/[!\"$->@-~]*")
 _FIELD = re.compile(r"\{[^}]*\}?|\}")
+_SERVER_NAME = re.compile(r"(?!.{254})[\w:-]{1,63}(\.[\w:-]{1,63})*\.?", re.ASCII)
 _HOST_PATTERN = re.compile(r"[!-.0-~]+")
 _SPECIAL = re.compile(r"[*?\[]")
 
@@ -216,6 +217,9 @@ ERRORS = (
     Rule(BackendTls, "certificate key",
          lambda at: "key" if at.part.key is None else "certificate" if at.part.certificate is None else None,
          "expected together with `{found}`, which is missing"),
+    # what is no name cannot be sent in a handshake
+    Rule(BackendTls, "server_name", lambda at: not _SERVER_NAME.fullmatch(at.value),
+         "expected the name of a host, such as model.example.com"),
     Rule(Headers, "set.*", lambda at: at.name.lower() in SET_BY_GATEWAY, "the gateway sets this header itself"),
     Rule(Headers, "remove.*", lambda at: not HEADER_NAME.fullmatch(at.value), "invalid header name"),
     Rule(ModelTensor, "shape", lambda at: len(at.value) > MAX_RANK or any(size < -1 for size in at.value),
