@@ -107,7 +107,7 @@ class Server:
         except OSError as error:
             if isinstance(error, TimeoutError):
                 self.slow_connections["header_timeout"] += 1
-            log.debug("a connection ended before it was open: %s", error)
+            log.debug("a connection ended before it was open: %s", str(error) or type(error).__name__)
         finally:
             if connection in self._opening:
                 client.close()

@@ -100,6 +100,7 @@ async def test_without_the_right_client_certificate_the_handshake_ends_with_an_a
 async def test_what_is_not_tls_and_who_is_silent_in_the_handshake_is_closed(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "gateway")
     limits = Limits(header_timeout=Duration(HANDSHAKE_S))
     async with serving(echo, tls=tls_of(authority.issue()), limits=limits) as served:
         async with connect(served.url) as plain, connect(served.url) as silent, connect(served.url) as leaving:
@@ -114,6 +115,9 @@ async def test_what_is_not_tls_and_who_is_silent_in_the_handshake_is_closed(
         assert served.requests == []
         assert served.server.slow_connections["header_timeout"] == 1  # the silent one
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+    whys = sorted(record.getMessage().partition("before it was open: ")[2] for record in caplog.records)
+    assert whys[:2] == ["ConnectionResetError", "TimeoutError"]
+    assert "http request" in whys[2]
 
 
 async def test_a_large_body_crosses_exactly_in_both_directions(authority: Authority) -> None:
