@@ -161,26 +161,22 @@ class BinaryTensors:
             raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, str(error), headers=accepted) from error
         inflater = Inflater(coding, self._max_bytes) if coding is not None else None
         announced = headers.get("content-length")
-        if announced.isdecimal() and int(announced) > self._max_bytes and inflater is None:
-            raise TooLargeError(f"the body has {announced} bytes, and `request_body` allows {self._max_bytes}")
-        body = bytearray()
-        while True:
+        n_announced = int(announced) if announced.isdecimal() and inflater is None else 0
+        body, is_whole = bytearray(), False
+        while max(n_announced, len(body)) <= self._max_bytes:
+            if is_whole:
+                if inflater is not None:
+                    inflater.finish()
+                return memoryview(body)
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             chunk = message.get("body", b"")
-            if inflater is None:
-                body += chunk
-            else:
-                pieces = inflater.feed(chunk)
-                while (piece := await pacer.next(pieces)) is not None:
-                    body += piece
-            if len(body) > self._max_bytes:
-                raise TooLargeError(f"the body is larger than {self._max_bytes} bytes, which `request_body` allows")
-            if not message.get("more_body", False):
-                if inflater is not None:
-                    inflater.finish()
-                return memoryview(body)
+            pieces = iter((chunk,)) if inflater is None else inflater.feed(chunk)
+            while (piece := await pacer.next(pieces)) is not None:
+                body += piece
+            is_whole = not message.get("more_body", False)
+        raise TooLargeError(f"the body is larger than {self._max_bytes} bytes, which `request_body` allows")
 
     async def _metadata(self, scope: Scope, receive: Receive) -> bytes:
         """The application's metadata of the model in *scope*. Raises `GatewayError` if it does not answer with 200."""

@@ -33,9 +33,6 @@ from gateway.process.supervisor import Supervisor
 from gateway.process.systemd import Notifier
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
 
-_LISTENERS = ("listen", "admin", "grpc")
-"""Options with an address, or a port alone, of this machine."""
-
 _OF_KSERVE = ("predictor_host", "model_name", "http_port")
 """Options that KServe appends to the arguments of a transformer's container, each with a value.
 
@@ -93,6 +90,11 @@ class _Parser(argparse.ArgumentParser):
         super().error(f"{message}; did you mean {meant}?" if meant else message)
 
 
+def _address(text: str) -> str:
+    """The address in *text*; a port alone is one of this machine."""
+    return f"127.0.0.1:{text}" if text.isdecimal() else text
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands. In what it parses, `run` is the command's function; None without a command."""
     parser = _Parser(
@@ -114,13 +116,14 @@ def parser() -> argparse.ArgumentParser:
     source = serve.add_mutually_exclusive_group(required=True).add_argument
     source("--config", metavar="FILE", type=Path, help="serve what this YAML file configures")
     source("--backend", metavar="URL", help="serve in front of this one server, such as http://127.0.0.1:8000")
-    add = serve.add_argument
-    add("--listen", metavar="[HOST:]PORT", help="with --backend: where clients connect (default 127.0.0.1:8080)")
-    add("--admin", metavar="[HOST:]PORT", help="with --backend: metrics and health (default 127.0.0.1:9090)")
-    add("--grpc", metavar="[HOST:]PORT", help="with --backend: where clients of gRPC connect (default: nowhere)")
-    add("--workers", metavar="N", help="with --backend: processes that share the port (default 1; auto: one per core)")
-    log_words = "with --backend: how requests are logged to standard output (default json, on a terminal text)"
+    add = serve.add_argument_group("with --backend").add_argument
+    add("--listen", metavar="[HOST:]PORT", type=_address, help="where clients connect (default 127.0.0.1:8080)")
+    add("--admin", metavar="[HOST:]PORT", type=_address, help="metrics and health (default 127.0.0.1:9090)")
+    add("--grpc", metavar="[HOST:]PORT", type=_address, help="where clients of gRPC connect (default: nowhere)")
+    add("--workers", metavar="N", help="processes that share the port (default 1; auto: one per core)")
+    log_words = "how requests are logged to standard output (default json, on a terminal text)"
     add("--log", choices=("json", "text", "none"), help=log_words)
+    add = serve.add_argument
     add("--watch", action="store_true", help="with --config: reload when the file changes, as on SIGHUP")
     look_words = "do not ask the backends at the start who they are, which wakes servers that scale to zero"
     add("--no-first-look", action="store_true", help=look_words)
@@ -198,10 +201,7 @@ def _serve(options: argparse.Namespace) -> int:
     """
     notifier = Notifier.from_environment()
     _take_from_kserve(options)
-    of_backend = {key: getattr(options, key) for key in ("workers", *_LISTENERS)}
-    for key in _LISTENERS:
-        if (of_backend[key] or "").isdecimal():
-            of_backend[key] = f"127.0.0.1:{of_backend[key]}"
+    of_backend = {key: getattr(options, key) for key in ("listen", "admin", "grpc", "workers")}
     if options.config is None:
         if options.watch:
             options.usage.error("--watch goes with --config: there is no file to watch")
