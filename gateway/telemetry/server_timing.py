@@ -16,19 +16,12 @@ def server_timing(exchange: Exchange) -> str:
     byte of the last answer. Times of steps that did not occur are absent.
     """
     now_s = asyncio.get_running_loop().time()
-    codec_s = exchange.request_codec.seconds + exchange.response_codec.seconds
-    upstream_s = 0.0
-    queue_s = exchange.queue_s
-    first_byte_s = None
-    for attempt in exchange.attempts:
-        upstream_s += attempt.seconds or now_s - attempt.started_s
-        queue_s += attempt.queue_s or 0.0
-        first_byte_s = attempt.first_byte_s
-    metrics = [("total", now_s - exchange.started_s)]
-    if exchange.attempts:
-        metrics += (("upstream", upstream_s), ("queue", queue_s))
-    if first_byte_s is not None:
-        metrics.append(("first_byte", first_byte_s))
-    if codec_s:
-        metrics.append(("codec", codec_s))
-    return ", ".join([f"{name};dur={seconds * 1000:.3f}" for name, seconds in metrics])
+    times = {"total": now_s - exchange.started_s}
+    if attempts := exchange.attempts:
+        times["upstream"] = sum([each.seconds or now_s - each.started_s for each in attempts])
+        times["queue"] = exchange.queue_s + sum([each.queue_s or 0.0 for each in attempts])
+        if (first_byte_s := attempts[-1].first_byte_s) is not None:
+            times["first_byte"] = first_byte_s
+    if codec_s := exchange.request_codec.seconds + exchange.response_codec.seconds:
+        times["codec"] = codec_s
+    return ", ".join([f"{name};dur={seconds * 1000:.3f}" for name, seconds in times.items()])
