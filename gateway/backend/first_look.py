@@ -47,8 +47,6 @@ TRY_S = 1.0
 
 # The preface of an HTTP/2 client, followed by an empty SETTINGS frame (RFC 9113 section 3.4).
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_FRAME_HEAD_BYTES = 9
-_SETTINGS = 4
 
 _TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # the first bytes of records (RFC 8446 section 5.1)
 
@@ -57,14 +55,6 @@ _AS = {TENSORFLOW: "TensorFlow Serving and KServe's V1 protocol do", MLFLOW: "ML
 
 AT_ONCE = 8
 """How many endpoints are looked at at the same time: each look may be a handshake."""
-
-_UNKNOWN = (
-    "not a server of a protocol that the gateway knows? If only its metadata is missing, inferences pass all the same"
-)
-
-_BINARY = f", and says that it has {EXTENSION}: with `binary: auto` inferences pass through as they come"
-
-_MORE = "`tensor-gateway doctor URL` tells more"
 
 _SPEAKS_TLS = "it speaks TLS there: write https:// in the endpoint"
 
@@ -137,14 +127,18 @@ async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
         # a server of KServe's V1 protocol may say V2 of itself
         said = await (ask_other_dialect(get) if backend.dialect in _AS else recognized(answer, get))
     if said.dialect and backend.dialect in (AUTO, said.dialect):
-        who = said.title or f"a server with `dialect: {said.dialect}`"
-        return Finding(GOOD, f"{who} answers{_BINARY if said.is_binary else ''}")
+        words = f"{said.title or f'a server with `dialect: {said.dialect}`'} answers"
+        if said.is_binary:
+            words += f", and says that it has {EXTENSION}: with `binary: auto` inferences pass through as they come"
+        return Finding(GOOD, words)
     if said.dialect:
-        return Finding(
-            BAD,
-            f"{_said(endpoint, answer)}, and otherwise as {_AS[said.dialect]}: set `dialect: {said.dialect}`; {_MORE}",
-        )
-    return await judge(endpoint, answer) or Finding(BAD, f"{said.answers}: {_UNKNOWN}; {_MORE}")
+        words = f"{_said(endpoint, answer)}, and otherwise as {_AS[said.dialect]}: set `dialect: {said.dialect}`"
+    elif finding := await judge(endpoint, answer):
+        return finding
+    else:
+        words = f"{said.answers}: not a server of a protocol that the gateway knows? If only its metadata is missing, "
+        words += "inferences pass all the same"
+    return Finding(BAD, f"{words}; `tensor-gateway doctor URL` tells more")
 
 
 # Why there is no answer
@@ -174,8 +168,8 @@ async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
 
 async def _speaks_http2(endpoint: Endpoint) -> bool:
     """Whether the server sends a SETTINGS frame first, as on every connection of HTTP/2, which gRPC uses."""
-    head = await _first_bytes(endpoint, _HTTP2_PREFACE, _FRAME_HEAD_BYTES)
-    return head[3:4] == bytes((_SETTINGS,)) and not any(head[5:])
+    head = await _first_bytes(endpoint, _HTTP2_PREFACE, 9)
+    return head[3:4] == b"\x04" and not any(head[5:])  # the frame's type, and stream 0
 
 
 async def _speaks_tls(endpoint: Endpoint) -> bool:
