@@ -156,6 +156,7 @@ class DataPlane:
     def reading(self) -> Reading:
         """The current state of this process, for metrics and the status page."""
         admission, server = self.gateway.admission, self.server
+        now_s = asyncio.get_running_loop().time()
         return Reading(
             os.getpid(),
             STARTED_S,
@@ -163,7 +164,22 @@ class DataPlane:
             Level(admission.requests, admission.max_requests),
             Level(admission.held_bytes, int(admission.max_bytes)),
             Level(server.open_connections, server.limits.connections),
-            self._endpoints(),
+            [
+                EndpointReading(
+                    upstream.name,
+                    state.url,
+                    state.is_up,
+                    state.ejection.is_ejected and not state.ejection.is_on_trial(now_s),
+                    state.busy,
+                    len(state.idle),
+                    state.reason,
+                    state.changed_at_s,
+                    str(upstream.configured or upstream.speaking.last or ""),
+                    state.ejection.is_on_trial(now_s),
+                )
+                for upstream in self._upstreams
+                for state in upstream.endpoints.states
+            ],
             [
                 Certificate(tls.where, tls.expires_at.timestamp())
                 for tls in self._tls_contexts()
@@ -171,26 +187,6 @@ class DataPlane:
             ],
             self.not_usable(),
         )
-
-    def _endpoints(self) -> list[EndpointReading]:
-        """The state of each endpoint of all current backends."""
-        now_s = asyncio.get_running_loop().time()
-        return [
-            EndpointReading(
-                upstream.name,
-                state.url,
-                state.is_up,
-                state.ejection.is_ejected and not state.ejection.is_on_trial(now_s),
-                state.busy,
-                len(state.idle),
-                state.reason,
-                state.changed_at_s,
-                str(upstream.configured or upstream.speaking.last or ""),
-                state.ejection.is_on_trial(now_s),
-            )
-            for upstream in self._upstreams
-            for state in upstream.endpoints.states
-        ]
 
     def not_usable(self) -> str | None:
         """Why no request can succeed; None if some backend has an endpoint that is not known to be down."""
@@ -241,7 +237,8 @@ class DataPlane:
         shutdown = self.config.shutdown
         self.gateway.is_draining = True
         await asyncio.sleep(shutdown.delay)
-        self._stop_accepting()
+        for listener in self._listeners:
+            listener.stop_accepting()
         self.server.drain()
         loop = asyncio.get_running_loop()
         first_head_at = loop.time() + FIRST_HEAD_S
@@ -257,13 +254,10 @@ class DataPlane:
         if cut_off:
             log.warning("shutdown.grace is over: %d requests in flight are cut off", cut_off)
 
-    def _stop_accepting(self) -> None:
-        for listener in self._listeners:
-            listener.stop_accepting()
-
     async def stop(self) -> None:
         """Close the listener and all connections at once."""
-        self._stop_accepting()
+        for listener in self._listeners:
+            listener.stop_accepting()
         await self.server.close()
         await self._beside.close()
         await self.gateway.metadata.close()

@@ -20,7 +20,8 @@ from gateway.headers import Headers
 from gateway.pacing import Pacer
 from gateway.policy.trace_context import Trace
 from gateway.telemetry import tracing
-from gateway.telemetry.spans import DETAIL_CHARACTERS, PATH_CHARACTERS, spans_of
+from gateway.telemetry.access_log import DETAIL_CHARACTERS
+from gateway.telemetry.spans import PATH_CHARACTERS, spans_of
 from gateway.telemetry.tracing import REASON_CHARACTERS, Tracing
 from tests.collector import collecting
 

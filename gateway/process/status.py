@@ -16,7 +16,7 @@ import msgspec
 from gateway import __version__
 from gateway.config import Config, Route
 from gateway.telemetry.access_log import Line
-from gateway.telemetry.metrics import Metrics, Reload
+from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.reading import STARTED_S, Certificate, EndpointReading, Level, Reading
 from gateway.telemetry.recent import Minute, stats
 from gateway.telemetry.sums import Cells
@@ -180,9 +180,11 @@ def _problems_of(status: Mapping[str, Any], not_ready: str | None) -> dict[str, 
     problems = [
         *chain.from_iterable(_backend_problems(backend, failures) for backend in status["backends"]),
         *_failed(status["last_minute"]["all"], "gateway", "The gateway failed or refused", failures),
-        *_reload_problems(status["reload"]),
         *_certificate_problems(status["certificates"], status["now_s"]),
     ]
+    if (reload := status["reload"]) is not None and not reload.is_successful:
+        text = "The last reload failed, and the configuration before it stays in use"
+        problems.append(Problem("warning", "configuration", text, reload.since_s, reload.words))
     if not_ready is not None and not not_ready.startswith("no backend"):  # the backends have lines of their own
         severity: Literal["critical", "warning"] = "warning" if status["workers"] else "critical"
         problems.insert(0, Problem(severity, "gateway", f"Not ready: {not_ready}"))
@@ -216,12 +218,6 @@ def _failed(
     reason = f"the last: {last['reason']}: {last['detail']}" if last is not None else ""
     text = f"{words} {n_failed:,} of {n_requests:,} requests in the last minute"
     yield Problem("critical" if n_failed >= MOST_FAIL * n_requests else "warning", blame, text, None, reason)
-
-
-def _reload_problems(reload: Reload | None) -> Iterator[Problem]:
-    if reload is not None and not reload.is_successful:
-        text = "The last reload failed, and the configuration before it stays in use"
-        yield Problem("warning", "configuration", text, reload.since_s, reload.words)
 
 
 def _certificate_problems(certificates: Iterable[Certificate], now_s: float) -> Iterator[Problem]:

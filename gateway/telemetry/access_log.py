@@ -22,7 +22,8 @@ BATCH_BYTES = 64 * 1024
 """Lines are written once they have this many bytes together."""
 
 DETAIL_CHARACTERS = 512
-"""How many characters of `detail` are written; of a longer text the beginning and the end, half of this each."""
+"""How many characters of `detail` are written; of a longer text the beginning and the end, half of this each. The status
+page has so much of each text of a failure, and a span of its status, because clients may send long ones."""
 
 PREFIX_BYTES = 256
 """Room for the beginning of a failure's line on standard error: time, level and process.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from gateway.errors import Blame
 from gateway.exchange import Exchange
-from gateway.telemetry.access_log import Line, line_of, with_short_texts
+from gateway.telemetry.access_log import DETAIL_CHARACTERS, Line, line_of, with_short_texts
 from gateway.telemetry.sums import MINUTE, Cells, Row, Table
 
 SLICE_S = 3
@@ -27,9 +27,6 @@ STEPS = 8
 
 KEPT = 20
 """How many failures are kept for each `Blame`."""
-
-TEXT_CHARACTERS = 400
-"""How many characters of a failure's texts are kept: the beginning and the end. Clients may send long ones."""
 
 
 def step_of(seconds: float) -> int:
@@ -126,7 +123,7 @@ class Recent:
 def failure_of(exchange: Exchange) -> Line:
     """The line of the access log of a failed exchange, with `at_s`, its time in seconds since 1970."""
     line = {"at_s": time.time(), **line_of(exchange), "client": exchange.client_name or exchange.client}
-    return with_short_texts(line, TEXT_CHARACTERS)
+    return with_short_texts(line, DETAIL_CHARACTERS)
 
 
 class Failures:

@@ -25,6 +25,7 @@ from gateway import __version__, config
 from gateway.errors import Blame, ErrorKind, blame_of
 from gateway.exchange import Attempt, Exchange, new_span_id
 from gateway.policy.trace_context import Trace
+from gateway.telemetry.access_log import DETAIL_CHARACTERS
 
 QUEUE_SPANS = 8192
 """How many spans wait for the collector, about four to a request; beyond it the oldest are dropped."""
@@ -37,9 +38,6 @@ SEND_EVERY_S = 1.0
 
 EXPORT_S = 5.0
 """How long the collector may take for a batch, repeated tries included; after that the batch is dropped."""
-
-DETAIL_CHARACTERS = 512
-"""How many characters of an error's text a span's status has."""
 
 PATH_CHARACTERS = 1024
 """How many characters of a path a span has, so that spans that wait for a lost collector take 50 MiB at most."""
