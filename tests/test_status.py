@@ -24,7 +24,7 @@ from gateway.errors import Blame, ErrorKind
 from gateway.exchange import Attempt, Exchange
 from gateway.pacing import Pacer
 from gateway.process import supervisor as supervisor_module
-from gateway.process.status import Problem, Status, status_of
+from gateway.process.status import Problem, status_of
 from gateway.process.supervisor import Supervisor
 from gateway.telemetry.counting import Batch, Counting
 from gateway.telemetry.metrics import Metrics, Reload
@@ -194,7 +194,7 @@ def judged(
     minute: Moment | None = None,
     reload: Reload | None = None,
     **more: Any,
-) -> Status:
+) -> dict[str, Any]:
     more.setdefault("not_ready", None)
     metrics = Metrics()
     metrics.add(Batch(minute or [], []))
@@ -315,7 +315,7 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
     ],
 )
 def test_problems_are_told_in_words_the_worst_first(
-    status: Status, state: str, headline: str, first: Problem | None
+    status: dict[str, Any], state: str, headline: str, first: Problem | None
 ) -> None:
     assert (status["state"], status["headline"]) == (state, headline)
     assert (status["problems"][0] if status["problems"] else None) == first

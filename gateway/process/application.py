@@ -5,7 +5,7 @@ Not here: several processes (`supervisor`, `worker`).
 
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from typing import Self
+from typing import Any, Self
 
 from gateway.app import DataPlane, file_problems, new_name
 from gateway.config import Config
@@ -13,7 +13,7 @@ from gateway.errors import ConfigError
 from gateway.process.admin import AdminListener
 from gateway.process.descriptors import fit
 from gateway.process.reload import keep_fixed
-from gateway.process.status import Status, status_of
+from gateway.process.status import status_of
 from gateway.serving.gateway import Gateway
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.reading import Reading
@@ -109,7 +109,7 @@ class Application:
             return "starting"
         return "draining" if self.gateway.is_draining else self.data_plane.not_usable()
 
-    def status(self) -> Status:
+    def status(self) -> dict[str, Any]:
         """The data of the status page."""
         urls = {"listen": self.listen_url, "admin": self.admin_url, "grpc": self.grpc_urls}
         return status_of(self.config, urls, self._readings(), self.metrics, self.not_ready())

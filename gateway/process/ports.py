@@ -9,8 +9,6 @@ import socket
 
 from gateway.config import Address, Config
 
-_TAKEN = os.strerror(errno.EADDRINUSE).lower()
-
 
 def explained(error: OSError, config: Config) -> OSError:
     """*error* of a start with *config*; if addresses are taken, with an explaining line for each."""
@@ -20,7 +18,7 @@ def explained(error: OSError, config: Config) -> OSError:
     for key, address in (("admin", config.admin), ("listen", config.listen), ("grpc", config.grpc)):
         if address is None:
             continue
-        said = f"cannot listen on {address}: {_TAKEN}"
+        said = f"cannot listen on {address}: {os.strerror(errno.EADDRINUSE).lower()}"
         # at the others that are taken the next start would fail
         if error.strerror == said or not (address.is_unix or is_free(address)):
             lines.append(f"{said}; to listen elsewhere: --{key} ADDRESS, or `{key}` in the file")

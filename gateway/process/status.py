@@ -21,8 +21,6 @@ from gateway.telemetry.reading import STARTED_S, Certificate, EndpointReading, L
 from gateway.telemetry.recent import Minute, stats
 from gateway.telemetry.sums import Cells
 
-_SIDES = "client_request", "upstream_request", "upstream_response", "client_response"
-
 _WORST_FIRST = "down", "ejected", "on trial", "up"
 """The states of an endpoint."""
 
@@ -35,9 +33,6 @@ MOST_FAIL = 0.5
 EXPIRES_SOON_S = 14 * 24 * 3600.0
 """How long before its end a certificate is a problem."""
 
-Status = dict[str, Any]
-"""All data of the status page. Times are seconds since 1970."""
-
 
 def status_of(
     config: Config,
@@ -45,11 +40,11 @@ def status_of(
     readings: Sequence[Reading],
     metrics: Metrics,
     not_ready: str | None,
-) -> Status:
-    """The status of a gateway that serves by *config* at *urls*: `listen`, `admin` and the list `grpc`.
+) -> dict[str, Any]:
+    """The data of the status page of a gateway that serves by *config* at *urls*: `listen`, `admin`, the list `grpc`.
 
     *readings* are the last ones of its processes, and *metrics* has their counts. *not_ready* is why clients should not
-    come.
+    come. Times are seconds since 1970.
     """
     minute = metrics.recent.minute()
     status = {
@@ -85,12 +80,13 @@ def _added(levels: Iterable[Level]) -> Level:
 def _last_minute(minute: Minute) -> dict[str, Any]:
     """The figures of all requests of *minute*; shares are those of the requests' time, and None without requests."""
     time_s = minute.amount("request_seconds")
+    bodies = "client_request_bytes", "upstream_request_bytes", "upstream_response_bytes", "client_response_bytes"
     return {
         "seconds": minute.seconds,
         "all": stats(minute.all, minute.seconds),
         "codec_share": minute.amount("transcode_seconds") / time_s if time_s else None,
         "upstream_share": minute.amount("upstream_seconds") / time_s if time_s else None,
-        "wire": {f"{side}_bytes": int(minute.amount(f"{side}_bytes")) for side in _SIDES},
+        "wire": {name: int(minute.amount(name)) for name in bodies},
     }
 
 

@@ -16,14 +16,16 @@ import msgspec
 
 from gateway.errors import Blame, ErrorKind, blame_of
 from gateway.exchange import Exchange
-from gateway.telemetry.log_writer import PIPE_BYTES
+from gateway.telemetry.log_writer import PIPE_BYTES, utc_of
 
 BATCH_BYTES = 64 * 1024
 """Lines are written once they have this many bytes together."""
 
 DETAIL_CHARACTERS = 512
-"""How many characters of `detail` are written; of a longer text the beginning and the end, half of this each. The status
-page has so much of each text of a failure, and a span of its status, because clients may send long ones."""
+"""How many characters of `detail` are written; of a longer text the beginning and the end, half of this each.
+
+The status page has as many of each text of a failure, and a span of its status: clients may send long ones.
+"""
 
 PREFIX_BYTES = 256
 """Room for the beginning of a failure's line on standard error: time, level and process.
@@ -130,7 +132,7 @@ def line_of(exchange: Exchange) -> Line:
     if (error := exchange.error) is not None:
         reason, blame = error.label, blame_of(error, exchange.status).value
     line: Line = {
-        "time": _now(),
+        "time": utc_of(time.time()),
         "client": exchange.client,
         "client_name": exchange.client_name or None,
         "protocol": exchange.protocol,
@@ -161,12 +163,6 @@ def line_of(exchange: Exchange) -> Line:
     if exchange.batch_rows:
         line |= {"batch_rows": exchange.batch_rows, "batch_wait_seconds": _to_microseconds(exchange.batch_wait_s)}
     return line
-
-
-def _now() -> str:
-    """The time of day, such as `2026-11-21T18:00:00.123Z`."""
-    now_s = time.time()
-    return time.strftime(f"%Y-%m-%dT%H:%M:%S.{int(now_s % 1 * 1000):03d}Z", time.gmtime(now_s))
 
 
 def _to_microseconds(seconds: float) -> float:

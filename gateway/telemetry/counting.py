@@ -53,8 +53,6 @@ _kind_of = attrgetter(
     *("client_format", "reply_format", "upstream_format", "is_transcoded"),
 )
 
-_end_of = attrgetter("endpoint", "code")
-
 _getter = cache(attrgetter)
 
 log = logging.getLogger("gateway")
@@ -247,7 +245,7 @@ def _attempt_sums_of(one: Exchange, attempts: list[Attempt]) -> Sums:
     yield ("upstream_seconds", backend), _each("seconds", attempts)
     for name, field in (("upstream_first_byte_seconds", "first_byte_s"), ("upstream_queue_seconds", "queue_s")):
         yield (name, backend), [seconds for seconds in _each(field, attempts) if seconds is not None]
-    for end, n_times in Counter(map(_end_of, attempts)).items():
+    for end, n_times in Counter(map(_getter("endpoint", "code"), attempts)).items():
         yield ("upstream_requests", backend, *end), [n_times]
     for reason, n_times in Counter(filter(None, _each("repeated_for", attempts))).items():
         yield ("retries", backend, reason), [n_times]

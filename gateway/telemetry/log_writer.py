@@ -31,19 +31,20 @@ ANNOUNCE = "gateway.announce"
 """The logger whose messages always go to standard error: the addresses that are served, and the start of draining."""
 
 
+def utc_of(seconds: float) -> str:
+    """A time in seconds since 1970, such as `2026-11-21T18:00:00.123Z`."""
+    return time.strftime(f"%Y-%m-%dT%H:%M:%S.{int(seconds % 1 * 1000):03d}Z", time.gmtime(seconds))
+
+
 class _JsonFormatter(logging.Formatter):
     """Makes a line of JSON of a record: its time in UTC, level, logger, message, process and traceback."""
 
-    default_time_format = "%Y-%m-%dT%H:%M:%S"
-    default_msec_format = "%s.%03dZ"
-
     def __init__(self, process: str) -> None:
         super().__init__()
-        self.converter = time.gmtime
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {"time": self.formatTime(record), "level": record.levelname.lower(), "logger": record.name}
+        line = {"time": utc_of(record.created), "level": record.levelname.lower(), "logger": record.name}
         line["message"] = record.getMessage()
         if self._process:
             line["process"] = self._process
