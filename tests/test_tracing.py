@@ -22,7 +22,7 @@ from gateway.policy.trace_context import Trace
 from gateway.telemetry import tracing
 from gateway.telemetry.access_log import DETAIL_CHARACTERS
 from gateway.telemetry.spans import PATH_CHARACTERS, spans_of
-from gateway.telemetry.tracing import REASON_CHARACTERS, Tracing
+from gateway.telemetry.tracing import Tracing
 from tests.collector import collecting
 
 NOW_S = time.monotonic()
@@ -146,7 +146,7 @@ async def test_what_opentelemetry_logs_is_one_line_a_minute(
     await traced.close()
     (line,) = caplog.messages
     assert line.startswith("tracing: spans may be lost, http://127.0.0.1:9 does not take them: no route xxx")
-    assert len(line) < REASON_CHARACTERS + 200
+    assert len(line) < DETAIL_CHARACTERS + 200
     assert traced._complaints not in opentelemetry_logger.handlers, "what is closed hears nothing any more"
 
 

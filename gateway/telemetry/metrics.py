@@ -73,7 +73,6 @@ class Metrics:
         self.failures = Failures()
         self.last_reload: Reload | None = None
         self._table = Table()
-        self._started_s = time.time()
 
     def add(self, batch: Batch) -> bool:
         """Add the counts of a process; always True, which tells `Counting` that they were taken."""
@@ -107,7 +106,7 @@ class Metrics:
 
     def _moment(self, readings: Sequence[Reading]) -> dict[Row, float]:
         """The gauges. An endpoint is up if all processes find it up, and ejected if one has ejected it."""
-        last = self.last_reload or Reload(self._started_s, True, "", self._started_s)
+        last = self.last_reload or Reload(STARTED_S, True, "", STARTED_S)
         rows: defaultdict[Row, float] = defaultdict(float)
         rows["build_info", __version__] = 1
         rows["config_last_reload_successful",] = last.is_successful

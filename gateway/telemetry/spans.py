@@ -153,7 +153,11 @@ def _request(exchange: Exchange) -> Described:
 
 def _attempt(backend: str, attempt: Attempt, n_earlier: int) -> Described:
     endpoint = urlsplit(attempt.endpoint)
-    failure = _failure(attempt)
+    failure = attempt.repeated_for or attempt.code
+    if failure == "none":  # given up because the client has left, which is not the endpoint's fault
+        failure = ErrorKind.CLIENT_CLOSED.label
+    elif failure.isdecimal() and failure < "400":
+        failure = ""
     attributes = {
         "http.request.method": attempt.method,
         "url.full": f"{endpoint.scheme}://{endpoint.netloc}{attempt.target.partition('?')[0][:PATH_CHARACTERS]}",
@@ -183,12 +187,3 @@ def _codec(exchange: Exchange) -> Iterator[tuple[Described, float, float]]:
         if work.began_s:
             attributes = {"tensor_gateway.codec_seconds": work.seconds, "tensor_gateway.tensors": len(datatypes)}
             yield (name, attributes, _UNSET), work.began_s, max(work.ended_s, work.began_s + work.seconds)
-
-
-def _failure(attempt: Attempt) -> str:
-    """The status or the label of the error with which *attempt* failed; empty if it did not."""
-    if attempt.repeated_for:
-        return attempt.repeated_for
-    if attempt.code == "none":  # given up because the client has left, which is not the endpoint's fault
-        return ErrorKind.CLIENT_CLOSED.label
-    return "" if attempt.code.isdecimal() and attempt.code < "400" else attempt.code

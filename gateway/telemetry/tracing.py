@@ -18,12 +18,10 @@ from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.trace_context import NEW_TRACE_BITS, Trace, trace_of
+from gateway.telemetry.access_log import DETAIL_CHARACTERS
 
 FLUSH_S = 3.0
 """How long sending the waiting spans may take when the process ends."""
-
-REASON_CHARACTERS = 300
-"""The longest reason that is logged when spans cannot be sent."""
 
 _MISSING = "needs OpenTelemetry, which is not installed: pip install 'tensor-gateway[tracing]'"
 
@@ -92,5 +90,5 @@ class _Complaints(logging.Handler):
         """Log the first record of a minute; called with the handler's lock, also by the thread that sends."""
         if self._once.allows(record.created):
             error = record.exc_info[1] if record.exc_info is not None else None
-            reason = " ".join(str(error or record.getMessage()).split())[:REASON_CHARACTERS]
+            reason = " ".join(str(error or record.getMessage()).split())[:DETAIL_CHARACTERS]
             log.warning("tracing: spans may be lost, %s does not take them: %s", self._endpoint, reason)
