@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
 from math import inf
-from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -38,16 +37,6 @@ PROC = Path("/proc")
 # Fields of /proc/PID/stat after the name, which may hold spaces and brackets (man 5 proc_pid_stat).
 _TIMES = slice(11, 15)  # user and system, of the process and of its children that have ended
 _RSS = 21
-
-_LEVELS = {
-    "requests_in_flight": attrgetter("in_flight"),
-    "requests_in_flight_limit": attrgetter("requests.limit"),
-    "client_connections": attrgetter("connections.used"),
-    "client_connections_limit": attrgetter("connections.limit"),
-    "in_flight_bytes": attrgetter("body_bytes.used"),
-    "in_flight_bytes_limit": attrgetter("body_bytes.limit"),
-}
-"""The gauges that are sums of the readings."""
 
 _UPPER_BOUNDS = {name: [str(floatToGoString(bound)) for bound in bounds] for name, bounds in BOUNDS.items()}  # type: ignore[no-untyped-call]
 """The upper bounds of buckets, as the label `le` has them."""
@@ -111,8 +100,12 @@ class Metrics:
         rows["build_info", __version__] = 1
         rows["config_last_reload_successful",] = last.is_successful
         rows["config_last_reload_timestamp_seconds",] = last.at_s
-        for name, value_of in _LEVELS.items():
-            rows[name,] = sum(map(value_of, readings))
+        rows["requests_in_flight",] = sum(each.in_flight for each in readings)
+        rows["requests_in_flight_limit",] = sum(each.requests.limit for each in readings)
+        rows["client_connections",] = sum(each.connections.used for each in readings)
+        rows["client_connections_limit",] = sum(each.connections.limit for each in readings)
+        rows["in_flight_bytes",] = sum(each.body_bytes.used for each in readings)
+        rows["in_flight_bytes_limit",] = sum(each.body_bytes.limit for each in readings)
         for certificate in chain.from_iterable(reading.certificates for reading in readings):
             row = "certificate_expiry_timestamp_seconds", "listener" if certificate.where == "tls" else "backend"
             rows[row] = min(rows.get(row, inf), certificate.expires_s)
