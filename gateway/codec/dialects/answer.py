@@ -29,6 +29,7 @@ from gateway.codec.dialects.walk import Walk
 from gateway.codec.json.arriving import ArrivingText
 from gateway.codec.json.pieces import SPACE
 from gateway.codec.tensors import number_printing
+from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import Kind
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.codec.v2.messages import LIST_LATER, printed
@@ -45,9 +46,11 @@ class DialectAnswer:
         *model* and *version* are those of the client's path, *request_id* is JSON text or empty: they go into the
         reply.
         """
-        self._model = model
-        self._version = version
-        self._request_id = request_id
+        self._said: dict[str, Any] = {"model_name": model}
+        if version is not None:
+            self._said["model_version"] = version
+        if request_id:
+            self._said["id"] = Raw(request_id)
         self._walk = walk
         self._text = ArrivingText()
         self._reading = walk.read(self._text)
@@ -79,8 +82,9 @@ class DialectAnswer:
         yield from self._read_on()
         outputs = list(self._walk.found.values())
         for output in outputs:
-            if output.is_base64:
-                yield from output.decode()
+            if output.is_base64:  # Python's `encodebytes`, which MLflow writes base64 with, makes lines
+                output.blobs = [*(yield from from_base64([*map(memoryview, output.blobs)], output.label, b"\r\n"))]
+                output.n_bytes = sum(map(len, output.blobs))
         return (yield from self._reply(outputs))
 
     def _read_on(self) -> Iterator[None]:
@@ -95,11 +99,6 @@ class DialectAnswer:
 
     def _reply(self, outputs: list[Output]) -> Generator[None, None, Reply]:
         """The outputs as the client wants each of them, in V2's words (protocol 4.1, 4.4, 4.6)."""
-        said: dict[str, Any] = {"model_name": self._model}
-        if self._version is not None:
-            said["model_version"] = self._version
-        if self._request_id:
-            said["id"] = Raw(self._request_id)
         entries: list[dict[str, Any]] = []
         binary: list[ReplyOutput] = []
         later: list[list[bytes]] = []
@@ -126,7 +125,7 @@ class DialectAnswer:
                         later[-1].append(bytes(piece))
                         self._reply_bytes += len(piece)
                         yield
-        header = long_pieces(printed({**said, "outputs": entries}, later))
+        header = long_pieces(printed({**self._said, "outputs": entries}, later))
         return Reply(header, binary, sum([output.nonfinite for output in outputs]))
 
 

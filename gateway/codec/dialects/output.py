@@ -3,14 +3,11 @@
 Not here: where an answer has them (`walk`).
 """
 
-from collections.abc import Generator
-
 from gateway.codec.dialects.description import TensorDescription
 from gateway.codec.inference import label_of, shape_text
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading
 from gateway.codec.json.members import excerpt
 from gateway.codec.json.pieces import OBJECT
-from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import Datatype, Kind
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
@@ -134,13 +131,6 @@ class Output:
                 last += blob
             else:
                 self.blobs.append(blob if len(blob) > JOINED_BYTES else bytearray(blob))
-
-    def decode(self) -> Generator[None, None, None]:
-        """Make octets of the elements, which are strings of base64. Yields after each step of work."""
-        # Python's `encodebytes`, which MLflow writes base64 with, makes lines
-        decoded = yield from from_base64([memoryview(blob) for blob in self.blobs], self.label, b"\r\n")
-        self.blobs = [*decoded]
-        self.n_bytes = sum(map(len, decoded))
 
     def check_shape(self) -> None:
         """Raise `CodecError` unless the shape is the one of the model's description, where that says it."""
