@@ -57,12 +57,7 @@ from gateway.codec.v2.messages import MAX_RANK
 from gateway.codec.v2.raw import half_precision_outputs, read_raw
 from gateway.codec.v2.reply import Reply
 from gateway.codec.v2.request import InferRequest
-from gateway.codec.v2.request_reading import (
-    RequestReading,
-    find_header_length,
-    find_sequence_id,
-    read_request,
-)
+from gateway.codec.v2.request_reading import RequestReading, find_header_length, find_sequence_id, read_request
 from gateway.codec.v2.server_metadata import with_extension
 
 T = TypeVar("T")

@@ -1,15 +1,6 @@
 """The configuration: `schema` says what a file may hold, `loading` reads it."""
 
-from gateway.config.loading import (
-    decode,
-    encode,
-    for_backend,
-    inspect,
-    inspect_bytes,
-    load,
-    masked,
-    parse,
-)
+from gateway.config.loading import decode, encode, for_backend, inspect, inspect_bytes, load, masked, parse
 from gateway.config.reading import without_hidden_paths
 from gateway.config.rules import SET_BY_GATEWAY
 from gateway.config.schema import (

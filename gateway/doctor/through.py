@@ -19,15 +19,7 @@ from gateway.codec import Kind
 from gateway.doctor.asking import Asker, gateway
 from gateway.doctor.model import Model, Straight
 from gateway.doctor.report import Report, as_yaml
-from gateway.doctor.tensors import (
-    Tensor,
-    UnreadableError,
-    binary_request,
-    filled,
-    outputs_of,
-    same,
-    sample,
-)
+from gateway.doctor.tensors import Tensor, UnreadableError, binary_request, filled, outputs_of, same, sample
 
 ROUNDS = 5
 """How often each way is measured, after a first time that does not count."""

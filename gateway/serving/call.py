@@ -170,12 +170,7 @@ class Call:
         return self.upstream.call(asked, attempts, read, total_at=self.total_at)
 
     async def backend_error(
-        self,
-        answer: Answer,
-        text: bytes | None = None,
-        *,
-        json_bytes: int | None = None,
-        hint: str = "",
+        self, answer: Answer, text: bytes | None = None, *, json_bytes: int | None = None, hint: str = ""
     ) -> GatewayError:
         """A backend's refusal in the shape of the protocol, with the backend's status and words (protocol 4.9).
 

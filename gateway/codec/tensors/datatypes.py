@@ -118,15 +118,7 @@ def _integer(name: str, wire: str) -> Datatype:
     parsed: Literal["i", "u"] = "u" if wire == "<u8" else "i"
     dtype: np.dtype[np.generic] = np.dtype(wire)
     return Datatype(
-        name,
-        Kind.INTEGER,
-        dtype.itemsize,
-        dtype,
-        parsed,
-        _same,
-        _same,
-        lowest=int(bounds.min),
-        highest=int(bounds.max),
+        name, Kind.INTEGER, dtype.itemsize, dtype, parsed, _same, _same, lowest=int(bounds.min), highest=int(bounds.max)
     )
 
 

@@ -74,12 +74,7 @@ class BytesSink(Prover):
     """Takes the `data` of one BYTES tensor, nested or flat, into length-prefixed elements."""
 
     def __init__(
-        self,
-        label: str,
-        shape: tuple[int, ...] | None,
-        *,
-        b64_objects: bool = False,
-        missing: bytes | str = "",
+        self, label: str, shape: tuple[int, ...] | None, *, b64_objects: bool = False, missing: bytes | str = ""
     ) -> None:
         """*label* names the tensor in errors, *shape* says how many elements there are and how they are nested.
 
