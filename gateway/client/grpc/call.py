@@ -287,8 +287,7 @@ class GrpcCall(ClientBody):
                 answer.infer_response.id = self._infer.id
             await self._send(headers, [answer.SerializeToString()])
             return
-        begun = await self._begin(headers)
-        self._stream.finish(begun + status_fields(status, exchange.detail))
+        self._stream.finish(await self._begin(headers) + status_fields(status, exchange.detail))
         self.is_complete = True
 
     def client_left(self) -> None:

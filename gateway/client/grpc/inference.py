@@ -112,8 +112,7 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
         if index % STEP_INPUTS == 0:
             yield
     if raw and n_raw != len(raw):
-        words = f"`raw_input_contents` has {len(raw)} entries, but {n_raw} inputs have their values there"
-        raise CodecError(words)
+        raise CodecError(f"`raw_input_contents` has {len(raw)} entries, but {n_raw} inputs have their values there")
     _check_size(n_bytes + sum(map(len, found[_OUTPUTS])), limits)
     parameters = parameters_of(request)
     is_of_sequence = bool(parameters.get("sequence_id"))

@@ -234,7 +234,7 @@ class Stream:
 class Message:
     """One message while it comes: what a `ClientBody` reads from."""
 
-    __slots__ = ("_left", "before", "is_compressed", "is_one_of_many", "length", "read", "stream")
+    __slots__ = ("_left", "before", "is_compressed", "is_one_of_many", "length", "read", "stream", "upload")
 
     def __init__(
         self, stream: Stream, before: asyncio.Task[None] | None = None, *, is_one_of_many: bool = False
@@ -250,11 +250,13 @@ class Message:
         self.length = -1
         """In bytes; -1 before `begin`."""
         self.is_compressed = False
+        self.upload = stream.upload
+        """How fast it comes; judged anew for each message, since the client may take its time between two."""
 
     async def begin(self) -> bool:
         """Wait for the length; whether there is a message. Raises `GatewayError` for a beginning that is cut off."""
         stream = self.stream
-        stream.upload = Upload()  # the speed is judged anew: between two messages the client may take its time
+        self.upload = stream.upload = Upload()
         while len(stream.unread) < PREFIX_BYTES:
             if stream.is_ended and not stream.unread:
                 return False
@@ -265,11 +267,6 @@ class Message:
         self.is_compressed = bool(prefix[0])
         self._left = self.length = int.from_bytes(prefix[1:])
         return True
-
-    @property
-    def upload(self) -> Upload:
-        """How fast it comes."""
-        return self.stream.upload
 
     @property
     def has_arrived(self) -> bool:

@@ -222,8 +222,7 @@ class WrittenRequest(PiecedJson):
             there.append(segment)
             return _LATER
 
-        text = msgspec.json.encode(template, enc_hook=fill)
-        beginning, *texts_behind = text.split(LATER)
+        beginning, *texts_behind = msgspec.json.encode(template, enc_hook=fill).split(LATER)
         return [beginning, *chain.from_iterable(zip(there, texts_behind, strict=True))]
 
     def _at(self, place: Place, rows_of: list[Tensor] | None) -> "Segment":

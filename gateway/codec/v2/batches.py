@@ -117,8 +117,7 @@ def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memory
             share.blobs[index] = blob[start : start + len(sent)]
             start += len(sent)
             sent.release()
-    has_id = any(share.id for share in shares)
-    joined_id = msgspec.json.encode(request_id) if has_id else b""
+    joined_id = msgspec.json.encode(request_id) if any(share.id for share in shares) else b""
     return _filled(shares[0].kind, joined_id, sum(share.rows for share in shares), blobs), blobs
 
 
@@ -134,8 +133,7 @@ def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list
         raise CodecError("the answer has members that cannot be divided")
     for entry, output in zip(answer["outputs"], reply.outputs, strict=True):
         if not output.shape or output.shape[0] != sum(rows):
-            words = f"output {output.name!r} has shape {list(output.shape)} for a batch of {sum(rows)} rows"
-            raise CodecError(words)
+            raise CodecError(f"output {output.name!r} has shape {list(output.shape)} for a batch of {sum(rows)} rows")
         _mark(entry, output.shape)
     answer.pop("id", None)
     header = restore_literals(_print_sorted(answer))

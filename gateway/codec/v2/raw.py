@@ -86,8 +86,7 @@ def raw_header(metadata: bytes, body_bytes: int, limits: HeaderLimits = DEFAULT_
         "datatype": tensor.datatype,
         "parameters": {"binary_data_size": body_bytes + (4 if is_bytes else 0)},
     }
-    text = msgspec.json.encode({"inputs": [entry], "parameters": {"binary_data_output": True}})
-    return text, is_bytes
+    return msgspec.json.encode({"inputs": [entry], "parameters": {"binary_data_output": True}}), is_bytes
 
 
 def half_precision_outputs(metadata: bytes, limits: HeaderLimits = DEFAULT_LIMITS) -> dict[str, str]:
