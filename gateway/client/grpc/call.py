@@ -48,10 +48,7 @@ _NO_METADATA = frozenset(
     ("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id", HEADER_LENGTH.lower())
 )
 _NO_METADATA_BEGINNINGS = ("content-", "grpc-")
-_SAY_NO = (ErrorKind.BACKEND_ERROR, ErrorKind.NO_ROUTE)  # to whether something is ready
 _STREAM_ANSWER_TAG = b"\x12"  # `infer_response` of ModelStreamInferResponse
-
-_StreamAnswer = CLASSES["ModelStreamInferResponse"]
 
 log = logging.getLogger("gateway")
 
@@ -271,7 +268,7 @@ class GrpcCall(ClientBody):
             self._stream.close(Code.INTERNAL_ERROR)
             return
         exchange.status = error.status
-        if method is not None and method.flag and error.kind in _SAY_NO:
+        if method is not None and method.flag and error.kind in (ErrorKind.BACKEND_ERROR, ErrorKind.NO_ROUTE):
             exchange.rpc_status = Status.OK.name
             await self._send(error.headers, [method.said(False).SerializeToString()])
             return
@@ -282,7 +279,7 @@ class GrpcCall(ClientBody):
         exchange.rpc_status = status.name
         headers = [*error.headers, proxy_status(error)]
         if self._message.is_one_of_many and self._stream.head.first.get("triton_grpc_error", "").lower() != "true":
-            answer = _StreamAnswer(error_message=exchange.detail)
+            answer = CLASSES["ModelStreamInferResponse"](error_message=exchange.detail)
             if self._infer is not None:  # as Triton does it, so that the client knows which request it was
                 answer.infer_response.id = self._infer.id
             await self._send(headers, [answer.SerializeToString()])

@@ -172,7 +172,8 @@ class Sender:
         self._time = time
         self._credit, self._since_s = float(CREDIT_BYTES), time()
         self._parts: list[Buffer] = []
-        self._frame_bytes = _DEFAULT_FRAME_BYTES
+        self.frame_bytes = _DEFAULT_FRAME_BYTES
+        """The most that may be sent in one frame."""
         self._resize = b""  # to be said before the next fields
         self._opened = CONNECTION_WINDOW  # how much the client may send on all streams together
         self.initial_room = self.room = STREAM_WINDOW
@@ -212,12 +213,8 @@ class Sender:
             elif name == _WINDOW:
                 self.initial_room = value
             elif name == _FRAME:
-                self._frame_bytes = value
+                self.frame_bytes = value
         return self.initial_room - before
-
-    def fitting(self, room: int) -> int:
-        """How much may be sent in one frame on a stream that has *room*, which may be below zero."""
-        return max(0, min(room, self.room, self._frame_bytes))
 
     def add(self, kind: int, flags: int = 0, number: int = 0, payload: bytes = b"") -> None:
         """Send a frame of no data; *number* is its stream's."""
@@ -228,13 +225,13 @@ class Sender:
         if self._resize:
             block, self._resize = self._resize + block, b""
         kind, flags = HEADERS, END_STREAM if is_end else 0
-        while len(block) > self._frame_bytes:
-            self.add(kind, flags, number, block[: self._frame_bytes])
-            kind, flags, block = CONTINUATION, 0, block[self._frame_bytes :]
+        while len(block) > self.frame_bytes:
+            self.add(kind, flags, number, block[: self.frame_bytes])
+            kind, flags, block = CONTINUATION, 0, block[self.frame_bytes :]
         self.add(kind, flags | END_HEADERS, number, block)
 
     def add_data(self, number: int, n_bytes: int, data: Sequence[Buffer]) -> None:
-        """Send *data*, which has *n_bytes* and is `fitting`, in one frame."""
+        """Send *data*, which has *n_bytes*, in one frame; the client has room for it."""
         self.room -= n_bytes
         self.n_bytes += n_bytes
         self._parts += (HEAD.pack(n_bytes << 8 | DATA, 0, number), *data)

@@ -31,7 +31,6 @@ _VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # other types of fields than LENGTH
 TAG_BYTES, NUMBER_BYTES = 5, 10
 """The longest tag and the longest number that protobuf reads."""
 
-
 _SCHEMA = Path(__file__).with_name("inference.proto")
 _WORD = re.compile(r"[\w.]+|[{}]")  # the other signs say nothing that the order does not
 _DECLARED = {"message": "nested_type", "enum": "enum_type", "oneof": "oneof_decl"}

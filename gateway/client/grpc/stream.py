@@ -160,7 +160,8 @@ class Stream:
             if connection.is_behind:  # of all streams, one adds a piece to what waits
                 await connection.drain()
             self._check_open()
-            n_bytes = min(left.n_bytes, WRITE_BYTES, connection.sender.fitting(self._room))
+            sender = connection.sender
+            n_bytes = max(0, min(left.n_bytes, WRITE_BYTES, self._room, sender.room, sender.frame_bytes))
             if n_bytes:
                 self._room -= n_bytes
                 if self._download is not None:

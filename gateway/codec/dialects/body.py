@@ -46,7 +46,6 @@ _INPUT = ("$flat", "$shape", "$rows", "$b64")
 _OWN = ("$parameters", "$id")
 """What stands for something of the request's own."""
 
-
 _LATER, _NULL = Raw(LATER), Raw(b"null")
 
 

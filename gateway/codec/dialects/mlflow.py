@@ -16,7 +16,6 @@ from gateway.errors import CodecError
 _REASON = re.compile(r"(?<![A-Za-z])Error: ")
 """What MLflow puts before the reason, behind all the data of the request; not the end of `ValueError: `."""
 
-
 _ANSWER = AnswerForm(members_with_all("predictions"))
 
 

@@ -25,7 +25,6 @@ DTYPES = {f"DT_{_OTHER_NAMES.get(name, name)}": datatype for name, datatype in D
 """TensorFlow's datatypes by the names in its metadata. TensorFlow Serving itself reads and writes no JSON of DT_UINT16,
 DT_HALF and DT_BFLOAT16: it answers 501 and 400."""
 
-
 _FP32 = DATATYPES["FP32"]
 
 
@@ -44,7 +43,6 @@ def _widen_largest(array: Array) -> Array:
     return wide
 
 
-_NO_SEQUENCE = (b"0", b'""', b"null")
 _COLUMNS = AnswerForm(members_with_all("outputs", "predictions"), b64_objects=True)
 _ROWS = AnswerForm(members_with_all("predictions"), b64_objects=True, in_rows=True)
 
@@ -103,7 +101,7 @@ class TensorFlow(Dialect):
 
     def body(self, request: DialectRequest, description: ModelDescription) -> Any:
         """Columnar unless the configuration says `row`; the servers have no parameters, and no sequences."""
-        if (sequence := request.parameters.get("sequence_id", b"0")) not in _NO_SEQUENCE:
+        if (sequence := request.parameters.get("sequence_id", b"0")) not in (b"0", b'""', b"null"):
             raise CodecError(
                 f"sequence_id is {excerpt(sequence)}, but this backend has no sequences: it would answer each request "
                 "of one as if it stood alone; leave sequence_id out if that is meant"

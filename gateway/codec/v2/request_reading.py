@@ -41,7 +41,6 @@ CHECKED_TENSORS = 64
 """How many small tensors one step checks."""
 
 _SIZE_DIGITS = 20
-_SEQUENCE_ID = b"sequence_id"
 _INTEGER = re.compile(rb"-?[1-9][0-9]*")
 
 _FLAGS = {b"true": True, b"false": False, b"null": None}
@@ -344,7 +343,7 @@ def find_sequence_id(
     values that are neither a string nor an integer. Nothing is judged: what cannot be read has none. *reserve* is asked
     as by `read_request`.
     """
-    if not (yield from contains(body if header_length is None else body[:header_length], _SEQUENCE_ID, _ESCAPE)):
+    if not (yield from contains(body if header_length is None else body[:header_length], b"sequence_id", _ESCAPE)):
         return None
     try:
         text = yield from read_request(body, header_length, limits, reserve, recover=True)
