@@ -129,6 +129,9 @@ class Lane:
         finally:
             if member.has_left:
                 call.exchange.batch_rows = 0
+                waiting = self._waiting.get(member.kind, [])
+                if member in waiting:  # its body is counted no more, and must not stay until the others go
+                    waiting.remove(member)
             self.leave(call)
 
     def leave(self, *calls: Call) -> None:
@@ -144,7 +147,6 @@ class Lane:
         """Let *member* wait, and send the batches that go now because of it."""
         kind, max_rows = member.kind, self._limits.max_size
         waiting = self._waiting.setdefault(kind, [])
-        waiting[:] = [each for each in waiting if not each.has_left]
         shares = [each.share for each in (*waiting, member)]
         if sum(share.rows for share in shares) > max_rows or sum(share.n_bytes for share in shares) > BATCH_BYTES:
             self._send(kind)

@@ -462,6 +462,21 @@ async def test_a_client_that_leaves_takes_only_its_rows(both: Both) -> None:
     assert client.gateway.gateway.admission.reserved_bytes == 0
 
 
+async def test_nothing_is_kept_of_clients_that_leave_while_they_wait(both: Both) -> None:
+    server, client = both
+    asked, _, waiting = await waiting_behind_one(server, client)
+    number = int(server.asked[0]["inputs"][0]["data"][0])
+    first = asked.pop(number)
+    for each in asked:
+        each.cancel()
+    while client.gateway.gateway.in_flight > 1:
+        await asyncio.sleep(0.001)
+    assert waiting == []
+    server.may_go.set()
+    assert values(await first) == [2.0 * number] * 4
+    assert client.gateway.gateway.serving.lanes == {}
+
+
 async def test_clients_that_leave_while_their_batch_is_computed(soon: Both) -> None:
     server, client = soon
     server.may_go.clear()
