@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.client.grpc.connection import GrpcConnection
 from gateway.client.grpc.inference import read_request
 from gateway.client.grpc.messages import varint
+from gateway.client.grpc.stream import Stream
 from gateway.codec import HeaderLimits, run
 from gateway.demo import JsonServer
 from gateway.errors import CodecError
@@ -254,6 +255,20 @@ async def test_what_a_message_takes_is_free_when_its_call_has_ended(end: str) ->
                 tracemalloc.stop()
                 gc.enable()
     assert sum(each.size for each in traces.statistics("filename")) < len(body)
+
+
+async def test_nothing_is_kept_of_a_message_that_came_too_slowly(server: JsonServer) -> None:
+    async with serving(server.url, "limits: {body_timeout: 1s}") as both, connected(address_of(both[0])) as raw:
+        gc.collect()
+        gc.disable()
+        try:
+            await raw.send(fields(1) + frame(DATA, 1, message(BODY)[:20]))
+            assert (await raw.status(1))["grpc-status"] == "4"
+            async with asyncio.timeout(5):
+                while any(isinstance(each, Stream) for each in gc.get_objects()):
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
 
 def longest_step(steps: Generator[None, None, Any]) -> tuple[float, BaseException | None]:

@@ -19,6 +19,7 @@ from gateway.client.grpc.inference import InferMessage, read_request, write_resp
 from gateway.client.grpc.messages import CLASSES, check_fields, parsed, varint
 from gateway.client.grpc.methods import METHODS, MODEL_INFER, MODEL_STREAM_INFER, Method
 from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Message, Stream
+from gateway.client.peers import client_left
 from gateway.client.request import ClientRequest
 from gateway.codec import HEADER_LENGTH, Coding, Framing, parse_content_encoding
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
@@ -75,6 +76,7 @@ async def serve(stream: Stream) -> None:
     finally:
         if timer is not None:
             timer.cancel()
+        stream.break_off(client_left())  # the traceback of an error that was raised would keep the message in memory
 
 
 async def _serve_many(stream: Stream, deadline_s: float | None) -> None:
