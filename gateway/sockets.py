@@ -9,13 +9,13 @@ import fcntl
 import select
 import socket
 import struct
+import sys
 import termios
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-_COUNT = struct.Struct("=i")
 _RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: on, for 0 seconds
 
 # Linux's struct tcp_info: u8 tcpi_state at 0, u64 tcpi_bytes_acked at 120, tcpi_bytes_received behind it, and
@@ -78,12 +78,9 @@ def unacknowledged_bytes(transport: asyncio.BaseTransport) -> int:
     sock = transport.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
         return 0
-    count = bytearray(_COUNT.size)
-    try:
-        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
-    except OSError:
-        return 0
-    return int(_COUNT.unpack(count)[0])
+    with suppress(OSError):
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return 0
 
 
 def reset_on_close(transport: asyncio.BaseTransport) -> None:
