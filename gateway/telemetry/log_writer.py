@@ -36,23 +36,6 @@ def utc_of(seconds: float) -> str:
     return time.strftime(f"%Y-%m-%dT%H:%M:%S.{int(seconds % 1 * 1000):03d}Z", time.gmtime(seconds))
 
 
-class _JsonFormatter(logging.Formatter):
-    """Makes a line of JSON of a record: its time in UTC, level, logger, message, process and traceback."""
-
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self._process = process
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {"time": utc_of(record.created), "level": record.levelname.lower(), "logger": record.name}
-        line["message"] = record.getMessage()
-        if self._process:
-            line["process"] = self._process
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
-
-
 class LogWriter(logging.Handler):
     """Writes access lines to standard output and all other lines to standard error, each from a thread of its own.
 
@@ -92,9 +75,21 @@ class LogWriter(logging.Handler):
     def change(self, level: str, style: str) -> None:
         """Set the lowest *level* that is written to standard error, and the *style*."""
         logging.getLogger().setLevel(level.upper())
+        self._style = style
         mark = f"[{self._process}]" if self._process else ""
-        text = logging.Formatter(f"%(asctime)s %(levelname)s %(name)s{mark}: %(message)s")
-        self.setFormatter(_JsonFormatter(self._process) if style == "json" else text)
+        self.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s %(name)s{mark}: %(message)s"))
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of *record* for standard error; in JSON with its time in UTC."""
+        if self._style != "json":
+            return super().format(record)
+        line = {"time": utc_of(record.created), "level": record.levelname.lower(), "logger": record.name}
+        line["message"] = record.getMessage()
+        if self._process:
+            line["process"] = self._process
+        if record.exc_info:
+            line["exception"] = logging.Formatter().formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the lines of *record*."""
