@@ -47,6 +47,9 @@ def status_of(
     come. Times are seconds since 1970.
     """
     minute = metrics.recent.minute()
+    certificates = chain.from_iterable(reading.certificates for reading in readings)
+    # one for each place in the configuration; if processes differ for a moment, the first to expire
+    last_first = sorted(certificates, key=lambda each: each.expires_s, reverse=True)
     status = {
         "version": __version__,
         "host": socket.gethostname(),
@@ -66,7 +69,7 @@ def status_of(
         "routes": _routes(config, minute),
         "failures": metrics.failures.latest(),
         "reload": metrics.last_reload,
-        "certificates": _soonest(certificate for reading in readings for certificate in reading.certificates),
+        "certificates": list({each.where: each for each in last_first}.values()),
     }
     return status | _problems_of(status, not_ready)
 
@@ -149,12 +152,6 @@ def _routes(config: Config, minute: Minute) -> list[dict[str, Any]]:
         }
         for route in routes
     ]
-
-
-def _soonest(certificates: Iterable[Certificate]) -> list[Certificate]:
-    """One certificate for each place in the configuration; if processes differ for a moment, the first to expire."""
-    last_first = sorted(certificates, key=lambda each: each.expires_s, reverse=True)
-    return list({each.where: each for each in last_first}.values())
 
 
 class Problem(msgspec.Struct, frozen=True):

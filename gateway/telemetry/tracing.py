@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 
@@ -30,15 +31,11 @@ log = logging.getLogger("gateway")
 
 def tracing_problems(configured: config.Config) -> Iterator[tuple[str, str]]:
     """Why `tracing` cannot work: the path of the key, and the reason; nothing if it can."""
-    if configured.tracing is not None and not _is_installed():
+    if configured.tracing is not None:
+        with suppress(ModuleNotFoundError):
+            if all(map(find_spec, ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"))):
+                return
         yield "tracing", _MISSING
-
-
-def _is_installed() -> bool:
-    try:
-        return all(map(find_spec, ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")))
-    except ModuleNotFoundError:
-        return False
 
 
 class Tracing:
@@ -46,10 +43,10 @@ class Tracing:
 
     def __init__(self, settings: config.Tracing) -> None:
         """Raises `ConfigError` if the extra is not installed."""
-        if not _is_installed():
-            raise ConfigError(f"tracing: {_MISSING}")
-        from gateway.telemetry import spans  # noqa: PLC0415  an extra, and half a second of imports
-
+        try:
+            from gateway.telemetry import spans  # noqa: PLC0415  an extra, and half a second of imports
+        except ModuleNotFoundError:
+            raise ConfigError(f"tracing: {_MISSING}") from None
         self.settings = settings
         self._complaints = _Complaints(settings.endpoint)
         logging.getLogger("opentelemetry").addHandler(self._complaints)
