@@ -50,11 +50,6 @@ class TlsContext:
         self._last_seen = self._stamps()
         self._load()
 
-    @property
-    def server_name(self) -> str | None:
-        """The server's name for the handshake and in its certificate, if the configuration sets it."""
-        return self.settings.server_name if isinstance(self.settings, BackendTls) else None
-
     @classmethod
     def following(cls, before: "TlsContext | None", where: str, settings: Settings | None) -> "TlsContext | None":
         """For a reload: *before*, with changed files read again, if the settings are the same; else a new context.

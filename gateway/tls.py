@@ -39,10 +39,6 @@ _NOT_ACCEPTED = (
 )
 
 
-class TlsError(OSError):
-    """A handshake that failed; the message says why."""
-
-
 class TlsLayer(SSLProtocol):
     """One connection's TLS, between the socket's transport and a protocol.
 
@@ -162,15 +158,15 @@ async def connect(
     """Speak TLS as a client over the connected socket *server*, to the server that is called *name*.
 
     The configuration's `server_name` takes precedence over *name*. *on_closing* is called before the socket closes.
-    Raises `TlsError`, or another `OSError`.
+    Raises `OSError`, whose message says why the handshake failed.
     """
-    expected, context = tls.server_name or name, tls.contexts[HTTP1]
+    expected, context = getattr(tls.settings, "server_name", None) or name, tls.contexts[HTTP1]
     try:
         return await _shake_hands(server, protocol, context, on_closing=on_closing, server_hostname=expected)
     except ssl.SSLError as error:
-        raise TlsError(_why(error, tls.where)) from None
+        raise OSError(_why(error, tls.where)) from None
     except ConnectionError as error:
-        raise TlsError(f"it closed the connection in the TLS handshake ({type(error).__name__})") from None
+        raise OSError(f"it closed the connection in the TLS handshake ({type(error).__name__})") from None
 
 
 async def _shake_hands(sock: Any, protocol: asyncio.Protocol, context: ssl.SSLContext, **options: Any) -> TlsLayer:
