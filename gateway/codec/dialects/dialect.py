@@ -62,10 +62,7 @@ class Dialect:
         template = description.template
         if template is None or ("{version}" in template.path) != (version is not None):
             return Paths()
-        path = template.path
-        if "{" in path:
-            path = path.replace("{model}", quoted(model)).replace("{version}", quoted(version or ""))
-        return Paths(path)
+        return Paths(template.path.replace("{model}", quoted(model)).replace("{version}", quoted(version or "")))
 
     def is_ready(self, text: bytes) -> bool:
         """Whether the body *text* of an answer with status 200 says that the model is ready."""

@@ -49,11 +49,10 @@ def error_body(
 
     *text* is the backend's body, of which the caller has read a bounded part; *reason* is the reason phrase.
     *json_bytes* is how many bytes of JSON the gateway had made of a transcoded request, None for all others. A body
-    that is no JSON, or says nothing, is introduced with the name of the *backend*, if that is given.
-    *own_words* are the error's words where the caller has found them; *hint* follows the words of a body without
-    `error`.
-    A body with an `error` member goes through byte for byte, unless the size has to be told in it; bytes that
-    are not UTF-8 are replaced by U+FFFD.
+    that is no JSON, or says nothing, is introduced with the name of the *backend*, if that is given. *own_words* are
+    the error's words where the caller has found them; *hint* follows the words of a body without `error`. A body with
+    an `error` member goes through byte for byte, unless the size has to be told in it; bytes that are not UTF-8 are
+    replaced by U+FFFD.
     """
     if not text.isascii():
         text = text.decode(errors="replace").encode()

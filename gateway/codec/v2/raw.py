@@ -11,10 +11,10 @@ from msgspec import Meta, Raw
 from msgspec.json import Decoder
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, labelled
-from gateway.codec.json.members import HELD_PER_BYTE, excerpt
+from gateway.codec.json.members import excerpt
 from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import DATATYPES, Kind, count_text
-from gateway.codec.v2.framing import Cursor, copied
+from gateway.codec.v2.framing import copied
 from gateway.codec.v2.messages import MAX_DIMENSION, MAX_RANK
 from gateway.codec.v2.request_reading import RequestReading, Reserve, read_request, reserve_nothing
 from gateway.errors import CodecError
@@ -59,12 +59,9 @@ def read_raw(
     blob = body
     if is_bytes:
         prefix = elements.prefix_of(len(body), "the body")
-        reserve(len(body) + len(header) * HELD_PER_BYTE)
-        reserve = reserve_nothing
+        reserve(len(prefix) + len(body))
         blob = yield from copied(body, behind=prefix)
-    text = yield from read_request(memoryview(header), len(header), limits, reserve)
-    assert text is not None  # it is judged
-    return msgspec.structs.replace(text, blobs=Cursor(blob), n_bytes=text.n_bytes + len(blob))
+    return (yield from read_request(memoryview(header), len(header), limits, reserve, blobs=(blob,)))
 
 
 def raw_header(metadata: bytes, body_bytes: int, limits: HeaderLimits = DEFAULT_LIMITS) -> tuple[bytes, bool]:
