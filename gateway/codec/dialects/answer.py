@@ -63,18 +63,12 @@ class DialectAnswer:
         return self._walk.held_bytes + self._reply_bytes
 
     def feed(self, chunk: bytes) -> Generator[None, None, None]:
-        """Take the next bytes of the JSON; yields after each step of work.
-
-        Raises `CodecError`, and of these `TooLargeError` for more JSON beside the outputs than the limits allow.
-        """
+        """See `InferAnswer.feed`."""
         if self._text.add(chunk):
             yield from self._read_on()
 
     def finish(self, last: bytes = b"") -> Generator[None, None, Reply]:
-        """The reply, after the *last* bytes of the JSON; yields after each step of work.
-
-        Raises `CodecError` if the answer is cut off or is not what it says, and as `feed` does.
-        """
+        """See `InferAnswer.finish`."""
         self._text.add(last)
         if self._walk.form.tree.output is not None:  # the answer may be a number, which ends where something follows it
             self._text.add(b" ")

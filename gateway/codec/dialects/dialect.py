@@ -69,10 +69,7 @@ class Dialect:
         return True
 
     def read_description(self, text: bytes, signature: str) -> ModelDescription:
-        """What the body *text* of the server's description says, of *signature* (empty: the usual one).
-
-        Raises `CodecError` if it cannot be read.
-        """
+        """What a server's description, *text*, says of *signature* (empty: the usual one). Raises `CodecError`."""
         raise CodecError(f"servers of dialect {self.name!r} do not describe their models")
 
     def body(self, request: DialectRequest, description: ModelDescription) -> Any:

@@ -51,8 +51,17 @@ def steps_of(path: str) -> list[Step]:
     steps: list[Step] = []
     at = 1 if path.startswith("$") else 0
     while at and (found := _STEP.match(path, at)) is not None:
-        steps.append(_step(found))
-        at = found.end()
+        kind, at = str(found.lastgroup), found.end()
+        text = found[kind]
+        if kind == "single":
+            text = text.replace("\\'", "'").replace('"', '\\"')
+        if kind in ("every", "index"):
+            steps.append(int(text) if kind == "index" else None)
+            continue
+        try:
+            steps.append(json.loads(f'"{text}"'))
+        except ValueError:
+            raise CodecError("expected a name in quotes, with escapes as in JSON") from None
     if not at or at < len(path):
         expected = "a path such as $.result[0].score, made of $, .name, ['name'], [0] and [*]"
         raise CodecError(f"expected {expected}, at {path[at:]!r}")
@@ -63,32 +72,13 @@ def steps_of(path: str) -> list[Step]:
     return steps
 
 
-def _step(found: re.Match[str]) -> Step:
-    kind = str(found.lastgroup)
-    text = found[kind]
-    if kind == "every":
-        return None
-    if kind == "index":
-        return int(text)
-    if kind == "single":
-        text = text.replace("\\'", "'").replace('"', '\\"')
-    try:
-        name: str = json.loads(f'"{text}"')
-    except ValueError:
-        raise CodecError("expected a name in quotes, with escapes as in JSON") from None
-    return name
-
-
 def tree_of(paths: Mapping[str, str]) -> Node:
-    """The tree of the *paths* of outputs, by their names.
-
-    Raises `CodecError` if one is no path, or if not all of them can be followed in one answer.
-    """
+    """The tree of the *paths* of outputs, by their names. Raises `CodecError`."""
     return node_at("$", [(output, steps_of(path)) for output, path in paths.items()])
 
 
 def node_at(path: str, ways: list[tuple[str, list[Step]]]) -> Node:
-    """The node at *path*, from which *ways* lead to outputs. Raises `CodecError` as `tree_of` does."""
+    """The node at *path*, from which *ways* lead to outputs. Raises `CodecError` if no answer can have all of them."""
     first = [steps[0] if steps else () for _, steps in ways]
     kinds = {type(step) for step in first}
     if len(ways) == 1 and first[0] in ((), None) and len(ways[0][1]) < 2:
