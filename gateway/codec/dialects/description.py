@@ -113,10 +113,7 @@ def check_known(
             raise CodecError(f"{label_of('input', tensor.name)}: model {model!r} has no such input; it has {names}")
         datatype = described.datatype if described is not None else None
         if datatype is not None and datatype.name != tensor.datatype.name:
-            raise CodecError(
-                f"{tensor}: model {model!r} takes {datatype.name}, and its server would convert the values without a "
-                f"word; send {datatype.name}"
-            )
+            raise CodecError(f"{tensor}: model {model!r} takes {datatype.name}, its server would convert silently")
     outputs = description.outputs
     for name in selection.named if description.is_complete else ():
         if name not in outputs:

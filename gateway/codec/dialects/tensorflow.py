@@ -84,9 +84,7 @@ class TensorFlow(Dialect):
         name = signature or "serving_default"  # which a request means that names none
         if isinstance(signatures, dict) and name not in signatures:
             names = listed(sorted(signatures))
-            raise CodecError(
-                f"the model has no {label_of('signature', name)}; set `signature` to one of these: {names}"
-            )
+            raise CodecError(f"it has no {label_of('signature', name)}; set `signature` to one of these: {names}")
         described = find((name,), signatures)
         if not isinstance(described, dict):
             raise CodecError("what the server says of the model cannot be read: it has no signatures where they belong")

@@ -128,9 +128,7 @@ def _solve(tensor: _Input, body_bytes: int) -> list[int]:
     if len(variable) > 1 and variable[0] == 0:
         shape[variable.pop(0)] = 1  # the batch dimension
     if len(variable) > 1:
-        raise CodecError(
-            f"{label}: more than one variable dimension besides the batch: send the shape in a JSON header"
-        )
+        raise CodecError(f"{label}: more than one variable dimension besides the batch: send a JSON header")
     fixed_bytes = n_fixed * datatype.item_bytes
     if not variable:
         if body_bytes != fixed_bytes:
