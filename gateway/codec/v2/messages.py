@@ -303,9 +303,11 @@ def declaration(entry: Entry, section: str, index: int) -> Declaration:
 
 def name_of(entry: Entry, section: str, index: int) -> str:
     """The tensor's name, of an *entry* as for `declaration`. Raises `CodecError` if it is no string (protocol 2.2)."""
-    name = text_of(entry.get("name"))
-    if name is None:
-        raise CodecError(f"{section} {index}: name must be a string, got {_shown(entry.get('name'))}")
+    try:
+        text = bytes(entry["name"])
+        name: str = _STRING.decode(restore_literals(text) if STAND_IN in text else text)
+    except (KeyError, msgspec.DecodeError):
+        raise CodecError(f"{section} {index}: name must be a string, got {_shown(entry.get('name'))}") from None
     return name
 
 
