@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         known.print_help(sys.stderr)
         return 2
     try:
-        code: int = options.run(options)
+        return int(options.run(options))
     except ConfigError as error:
         return _fail(error, 2)
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
@@ -61,7 +61,6 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error.strerror or error, 1)
     except KeyboardInterrupt:
         return 130
-    return code
 
 
 def _fail(reason: object, code: int) -> int:

@@ -33,8 +33,7 @@ async def demonstrate(stop_event: Callable[[], asyncio.Event], *, once: bool) ->
     stopped = stop_event()
     async with JsonServer.on_port(PORTS[0]) as server:
         listen, admin, grpc = (f"127.0.0.1:{_free_port_or_any(port)}" for port in PORTS[1:])
-        grpc_if_installed = grpc if has_grpc() else None
-        config = for_backend(server.url, "none", listen=listen, admin=admin, grpc=grpc_if_installed)
+        config = for_backend(server.url, "none", listen=listen, admin=admin, grpc=grpc if has_grpc() else None)
         application = await Application.start(config)
         try:
             exact = await show(server, application.listen_url)
@@ -56,7 +55,6 @@ _PATH = "/v2/models/identity/infer"
 _ROUNDS = 3
 """How often each way is measured; the fastest counts, because the first also opens connections."""
 
-_MAX_BODY = 2 * 1024**3
 _BINARY_WORDS = ("binary_data_size", "binary_data", "binary_data_output")
 
 _MODELS: dict[str, dict[str, list[dict[str, Any]]]] = {
@@ -85,7 +83,7 @@ class JsonServer:
         """The headers of the last inference."""
         self.last_request: dict[str, Any] = {}
         self.inferences = 0
-        application = web.Application(client_max_size=_MAX_BODY)
+        application = web.Application(client_max_size=2 * 1024**3)
         application.router.add_get("/v2{slash:/?}", self._server)
         application.router.add_get("/v2/health/{asked:live|ready}", self._healthy)
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):

@@ -35,7 +35,6 @@ HIDDEN = "***"
 MAX_INTEGER = 2**53
 """The largest number; beyond it not every program that reads JSON sees the same one."""
 
-_BACKENDS = '`{default: {endpoints: ["http://127.0.0.1:8000"]}}`'
 _ANY_AT: dict[type, Any] = {list: list[Any], dict: dict[str, Any]}
 """What a value is that may be anything, by the type of what stands in the file."""
 _MERGE = "tag:yaml.org,2002:merge"
@@ -162,7 +161,7 @@ class Inspected:
         if origin not in (dict, list):
             return self._scalar(value, type_, path)
         if type(value) is not origin:
-            example = f", such as {_BACKENDS}" if path == "backends" else ""
+            example = ', such as `{default: {endpoints: ["http://127.0.0.1:8000"]}}`' if path == "backends" else ""
             raise ValueError(f"expected {words_for(type_)}{example}, got {shown(value)}")
         if is_struct(type_):
             return self._struct(node, type_, path)

@@ -28,10 +28,6 @@ from gateway.config.values import Address, Datatype, Duration, Endpoint, FilePat
 from gateway.policy.retry import RetryRules
 from gateway.policy.routing import RouteRule
 
-UNADMITTED_CONNECTIONS = 16
-"""Connections to a backend beside those for `limits.concurrent_requests`: for GET and HEAD, such as health checks,
-which are served also when everything else is refused."""
-
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What all parts of the configuration have in common."""
@@ -340,10 +336,10 @@ class Config(Part, frozen=True):
     def max_connections(self, backend: str) -> int:
         """The most connections to all endpoints of *backend* together.
 
-        Where the file does not say, every request that is admitted finds one, and `UNADMITTED_CONNECTIONS` are there
-        for those that need no admission.
+        Where the file does not say, every request that is admitted finds one, and 16 more are there for GET and HEAD,
+        such as health checks, which are served also when everything else is refused.
         """
-        return self.backends[backend].max_connections or self.limits.concurrent_requests + UNADMITTED_CONNECTIONS
+        return self.backends[backend].max_connections or self.limits.concurrent_requests + 16
 
     def share(self) -> "Config":
         """The configuration of one worker: its part of all that is limited for the whole gateway, rounded down."""

@@ -27,11 +27,9 @@ def read_tokens(path: Path) -> dict[bytes, str]:
     `#` at the start of a line or behind a blank begins a comment. Raises `ConfigError`: file, line, reason.
     """
     try:
-        content = read_file(path, MAX_FILE_BYTES)
+        lines = read_file(path, MAX_FILE_BYTES).decode("utf-8-sig").splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    try:
-        lines = content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8") from None
     tokens: dict[bytes, str] = {}

@@ -35,8 +35,6 @@ Datatype = Literal[
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
-CGROUPS = Path("/sys/fs/cgroup")
-
 _DURATION_UNITS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
 _UNIX = "unix:"
 _HOST_AND_PORT = re.compile(r"localhost|([\w.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}", re.ASCII)
@@ -260,7 +258,7 @@ def _proxy_network(match: re.Match[str], base: Path) -> ProxyNetwork | None:
     return None
 
 
-def usable_cores(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+def usable_cores(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
     """The meaning of `workers: auto`: the cores that this process gets, and its control groups pay for; at least 1.
 
     Half a core of a quota is rounded down: a worker that nobody pays for is stopped in the middle of requests. Control

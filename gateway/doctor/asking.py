@@ -113,18 +113,12 @@ class Asker(questions.Asker):
                 "${TOKEN}', which takes TOKEN from the environment; ${file:PATH} takes a file"
             )
 
-    async def post(
-        self, path: str, body: bytes, header_length: int | None = None, *, is_chunked: bool = False
-    ) -> Answer:
+    async def post(self, path: str, body: bytes, header_length: int | None = None) -> Answer:
         """The answer to `POST` of *body*; *header_length* is that of the binary extension. Raises `NoAnswerError`."""
         fields = [("Content-Type", "application/json")]
         if header_length is not None:
             fields = [("Content-Type", "application/octet-stream"), (HEADER_LENGTH, str(header_length))]
-        if is_chunked:
-            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-            fields.append(("Transfer-Encoding", "chunked"))
-        else:
-            fields.append(("Content-Length", str(len(body))))
+        fields.append(("Content-Length", str(len(body))))
         return await self.ask("POST", path, body, fields, self.within_s and TRIAL_S)
 
 

@@ -42,9 +42,6 @@ _URL = re.compile(
 )
 """The URL of a server, and the end of its path if it belongs to some protocol."""
 
-_REFUSED_BY_A_GATEWAY = "/v2/models/a%2Fb"
-"""A path that the gateway refuses in its own words, by which a gateway is recognized."""
-
 _INDEX = "/v2/repository/index"
 _LISTS = {V2: (_INDEX, "/v2/models"), TENSORFLOW: ("/v1/models",)}
 """What lists models: the index of Triton and MLServer is a list of objects, the others have a member `models`."""
@@ -141,7 +138,7 @@ async def _reach(endpoint: Endpoint, headers: Mapping[str, str], report: Report)
         is_slow = error.kind is ErrorKind.TIMEOUT
         raise ProblemError(str(error) if is_slow else await why_no_answer(endpoint, error)) from None
     with suppress(NoAnswerError):
-        refusal = await asker.get(_REFUSED_BY_A_GATEWAY)
+        refusal = await asker.get("/v2/models/a%2Fb")  # a gateway refuses this path in its own words
         if refusal.headers.get("proxy-status", "").startswith("tensor-gateway"):
             raise ProblemError("this is a tensor-gateway: name the inference server behind it")
     asker.judge_credentials(answer)

@@ -201,11 +201,8 @@ def outputs_of(answer: Answer) -> tuple[Tensor, ...]:
 
 
 def _blob_in(output: _Output, blobs: BytesIO) -> bytes:
-    parameters = output.parameters or {}
-    size = parameters.get("binary_data_size")
-    if size is not None:
-        return blobs.read(size)
-    return blob_of(output.datatype, flat(output.data))
+    size = (output.parameters or {}).get("binary_data_size")
+    return blob_of(output.datatype, flat(output.data)) if size is None else blobs.read(size)
 
 
 def same(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:

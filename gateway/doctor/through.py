@@ -16,15 +16,13 @@ from gateway.backend.connections import NoAnswerError
 from gateway.backend.questions import V2, Answer
 from gateway.client.listeners import has_grpc
 from gateway.codec import Kind
-from gateway.doctor.asking import Asker, gateway
+from gateway.doctor.asking import TRIAL_S, Asker, gateway
 from gateway.doctor.model import Model, Straight
 from gateway.doctor.report import Report, as_yaml
 from gateway.doctor.tensors import Tensor, UnreadableError, binary_request, filled, outputs_of, same, sample
 
 ROUNDS = 5
 """How often each way is measured, after a first time that does not count."""
-
-_NO_TEXT = b"\xff\x00"  # not UTF-8
 
 
 class Wish(NamedTuple):
@@ -80,8 +78,10 @@ async def cross(url: str, asker: Asker, model: Model, straight: Straight | None,
 
 
 async def _find_framing(asker: Asker, straight: Straight, report: Report) -> None:
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(straight.body), straight.body)
+    fields = [("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")]
     try:
-        is_read = (await asker.post(straight.path, straight.body, is_chunked=True)).is_good
+        is_read = (await asker.ask("POST", straight.path, chunked, fields, TRIAL_S)).is_good
     except NoAnswerError:
         is_read = False
     if is_read:
@@ -218,7 +218,7 @@ class Crossing:
         # a server that decodes base64 answers as to the text itself
         plain = (await self.outputs(texts) if texts else None) or ()
         base64 = ("base64",) if self.is_v2 and plain else ()
-        octets = filled(texts, Kind.BYTES, _NO_TEXT)
+        octets = filled(texts, Kind.BYTES, b"\xff\x00")
         wishes = [
             Wish("NaN", filled(inputs, Kind.FLOAT, math.nan), "nonfinite", ("as_null", "literal")),
             *(Wish(each, self._with(each), "half_precision", (None, "promote")) for each in ("FP16", "BF16")),
