@@ -15,6 +15,7 @@ from functools import partial
 from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
+from gateway.client.reply import JOIN_BYTES
 from gateway.codec import HEADER_LENGTH, MemberReplacer, find_header_length, with_extension
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Format
@@ -242,7 +243,9 @@ async def stream(call: Call, answer: Answer, headers: Fields | None = None) -> N
         headers = renamed_to_client(answer.headers)
     elif headers is None:
         headers = relayed_to_client(answer.headers)
-    arrived = answer.read_arrived()
+    # a short answer in which the name is replaced is sent as a whole, with its new length
+    is_short = replacer is not None and (answer.head.length or JOIN_BYTES + 1) <= JOIN_BYTES
+    arrived = await answer.next(JOIN_BYTES) if is_short else answer.read_arrived()
     if replacer is not None and answer.is_read:
         arrived = await _replaced(call, replacer, arrived) + replacer.finish()
     if arrived and answer.is_read:

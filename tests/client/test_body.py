@@ -131,7 +131,7 @@ async def test_a_body_that_cannot_be_read_is_refused(request_: bytes, status: in
         assert (reply.status, bool(reply.error)) == (status, True)
 
 
-LARGER = "the body has more bytes, limits.request_body is 1048576"
+LARGER = "the body has more than 1048576 bytes, limits.request_body is 1048576"
 INFLATED = "the body is larger than 1048576 bytes after decompression (limits.request_body)"
 
 
