@@ -4,11 +4,6 @@ import os
 import signal
 import sys
 
-_NO_ORJSON = (
-    "orjson is not installed, and this Python may be too new for a wheel of it: use Python 3.11 to 3.14, or install "
-    "Rust, with which `pip install orjson` builds it"
-)
-
 
 def main() -> int:
     """Run the command, and return its exit code."""
@@ -18,11 +13,6 @@ def main() -> int:
     _open_standard_streams()
     try:
         from gateway import cli  # noqa: PLC0415  see above
-    except ModuleNotFoundError as error:
-        if error.name != "orjson":
-            raise
-        print(f"tensor-gateway: {_NO_ORJSON}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
     return cli.main()

@@ -11,7 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tomllib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from packaging.requirements import Requirement
 
 from gateway.cli import main
 from gateway.demo import EXAMPLE, PORTS
@@ -93,14 +91,6 @@ def test_the_installed_command_is_the_same() -> None:
     assert subprocess.check_output([command, "--version"], text=True) == run_inside("--version").stdout
 
 
-def test_python_without_orjson_is_told_what_is_missing_and_what_to_do() -> None:
-    start = "import sys; sys.modules['orjson'] = None; from gateway.__main__ import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", start, "check"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert re.fullmatch(r"tensor-gateway: orjson is not installed.* use Python 3\.11 to 3\.14.*\n", done.stderr)
-
-
 def test_an_interrupt_while_modules_are_imported_ends_quietly() -> None:
     start = """
 import sys
@@ -116,14 +106,6 @@ sys.exit(main())
 """
     done = subprocess.run([sys.executable, "-c", start, "demo"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-@pytest.mark.parametrize(("version", "is_needed"), [("3.11", True), ("3.14", True), ("3.15", False)])
-def test_orjson_is_only_demanded_of_pythons_that_have_a_wheel(version: str, is_needed: bool) -> None:
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-    (orjson,) = [line for line in map(Requirement, project["dependencies"]) if line.name == "orjson"]
-    assert orjson.marker is not None
-    assert orjson.marker.evaluate({"python_version": version}) == is_needed
 
 
 def test_check_says_good_or_what_is_wrong(tmp_path: Path, run_here: Callable[..., tuple[int, str, str]]) -> None:

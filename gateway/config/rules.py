@@ -5,6 +5,7 @@ line of the file that a key stands in (`reading`).
 """
 
 import fnmatch
+import itertools
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -129,10 +130,11 @@ def _matches_no_model(pattern: str) -> bool:
     return not pattern or ("/" in pattern and "[" not in pattern)
 
 
-def _repeated(items: Sequence[Hashable]) -> dict[int, int]:
-    """The index of each item that equals an earlier item, with the index of the first such item."""
+def _repeated(items: Sequence[Hashable], member: str = "") -> dict[str, int]:
+    """The place, or its *member*, of each item that equals an earlier one, with the index of the first such item."""
     first: dict[Hashable, int] = {}
-    return {index: earlier for index, item in enumerate(items) if (earlier := first.setdefault(item, index)) != index}
+    pairs = [(index, first.setdefault(item, index)) for index, item in enumerate(items)]
+    return {f"[{index}]{member}": earlier for index, earlier in pairs if earlier < index}
 
 
 def _no_backend(name: str, config: Config) -> str | None:
@@ -143,18 +145,11 @@ def _no_backend(name: str, config: Config) -> str | None:
     return f", did you mean `{shortened(near)}`?" if near else f"; there are {shortened(', '.join(known)) or 'none'}"
 
 
-def _repeated_names(at: Place) -> dict[str, int]:
-    return {f"[{index}].name": first for index, first in _repeated([route.name for route in at.value]).items()}
-
-
 def _never_matching(at: Place) -> dict[str, int]:
     """The routes that certainly never match, each with the index of the first route that takes all its requests."""
-    found = {}
-    for index, route in enumerate(at.value):
-        cover = next((earlier for earlier in range(index) if _covers(at.value[earlier], route)), None)
-        if cover is not None:
-            found[f"[{index}]"] = cover
-    return found
+    pairs = itertools.combinations(enumerate(at.value), 2)
+    covered = [(later, earlier) for (earlier, wide), (later, narrow) in pairs if _covers(wide, narrow)]
+    return {f"[{later}]": earlier for later, earlier in reversed(covered)}
 
 
 def _covers(wide: Route, narrow: Route) -> bool:
@@ -246,7 +241,7 @@ ERRORS = (
          "expected a path that starts with /, of printable ASCII characters without spaces and #"),
     Rule(Backend, "health.path models.*.request.path", lambda at: find_path_fault(at.value.partition("?")[0]),
          "{found}"),
-    Rule(Backend, "endpoints", lambda at: {f"[{index}]": True for index in _repeated(at.value)}, "duplicate endpoint"),
+    Rule(Backend, "endpoints", lambda at: _repeated(at.value), "duplicate endpoint"),
     Rule(Backend, "binary leave_out ids", *_ONLY_V2),
     Rule(Backend, "ids", lambda at: at.value == "always" and "id" in at.part.leave_out,
          "expected client, because `leave_out` has id: a request has an id or it has none"),
@@ -316,7 +311,8 @@ ERRORS = (
     Rule(Config, "routes.*.backend", lambda at: _no_backend(at.value, at.part), _NO_BACKEND),
     Rule(Config, "routes.*.split.*", lambda at: _no_backend(at.name, at.part), _NO_BACKEND),
     Rule(Config, "backends.*", lambda at: not at.part.routes and at.name == "none", _NONE_IS_RESERVED),
-    Rule(Config, "routes", _repeated_names, "duplicate name, as in routes[{found}]"),
+    Rule(Config, "routes", lambda at: _repeated([route.name for route in at.value], ".name"),
+         "duplicate name, as in routes[{found}]"),
     Rule(Config, "routes.*.name", lambda at: at.value == "none", _NONE_IS_RESERVED),
 )
 """What stops the start."""

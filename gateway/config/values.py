@@ -111,19 +111,13 @@ class Workers(int):
 class FilePath(str):
     """The path of a file; absolute once it was read."""
 
-    __slots__ = ()
-
 
 class ProxyNetwork(str):
     """The address of a proxy in front of the gateway, a network, or `unix`: all clients of a `unix:` listener."""
 
-    __slots__ = ()
-
 
 class Sticky(str):
     """What keeps requests on one endpoint: `none`, `sequence_id` or `header:NAME`."""
-
-    __slots__ = ()
 
     @property
     def header(self) -> str | None:
@@ -135,13 +129,9 @@ class Sticky(str):
 class Endpoint(str):
     """The base URL of one server of a backend: scheme, host, maybe a port and a path."""
 
-    __slots__ = ()
-
 
 class Address(str):
     """`host:port` of a listener, port 0 is any free port, IPv6 hosts stand in brackets; or `unix:` and a path."""
-
-    __slots__ = ()
 
     @property
     def is_unix(self) -> bool:
@@ -213,15 +203,6 @@ def read(type_: type, value: Any, base: Path) -> Any:
     return read_value
 
 
-def _duration(match: re.Match[str], base: Path) -> Duration:
-    # exact in decimal, and rounded once: what `Duration.__str__` writes is read back unchanged
-    return Duration(Decimal(match[1]) * _DURATION_UNITS[match[2]])
-
-
-def _size(match: re.Match[str], base: Path) -> Size:
-    return Size(int(match[1]) * SIZE_UNITS[match[2]])
-
-
 def _address(match: re.Match[str], base: Path) -> Address | None:
     if match[2] is not None:
         return Address(match[0]) if int(match[2]) <= 65535 else None
@@ -246,10 +227,6 @@ def _endpoint(match: re.Match[str], base: Path) -> Endpoint | None:
     if _OF_THE_PROTOCOL.search(url.path):
         raise ValueError("leave out /v2, with which the path of every request begins anyway")
     return Endpoint(match[0].rstrip("/"))
-
-
-def _file_path(match: re.Match[str], base: Path) -> FilePath | None:
-    return FilePath(base / match[0]) if match[0].isprintable() else None
 
 
 def _proxy_network(match: re.Match[str], base: Path) -> ProxyNetwork | None:
@@ -288,15 +265,19 @@ class Kind(NamedTuple):
 # fmt: off
 KINDS: dict[type, Kind] = {
     Duration: Kind("a duration with a unit, such as 250ms, 2s or 5m",
-                   r"([0-9]{1,15}(?:\.[0-9]+)?)(ms|s|m|h)", _duration),
-    Size: Kind("a size with a unit, such as 64KiB, 256MiB or 1GiB", "([0-9]{1,15})(B|KiB|MiB|GiB)", _size),
+                   r"([0-9]{1,15}(?:\.[0-9]+)?)(ms|s|m|h)",
+                   # exact in decimal, and rounded once: what `Duration.__str__` writes is read back unchanged
+                   lambda match, base: Duration(Decimal(match[1]) * _DURATION_UNITS[match[2]])),
+    Size: Kind("a size with a unit, such as 64KiB, 256MiB or 1GiB", "([0-9]{1,15})(B|KiB|MiB|GiB)",
+               lambda match, base: Size(int(match[1]) * SIZE_UNITS[match[2]])),
     Workers: Kind("a whole number or auto", "auto|-?[0-9]{1,9}",
                   lambda match, base: Workers(usable_cores() if match[0] == "auto" else match[0])),
     Address: Kind("host:port, such as 127.0.0.1:8080",
                   r"unix:([^\0]+)|(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.:-]+):([0-9]{1,5})", _address),
     Endpoint: Kind("a URL of scheme, host and port, such as http://127.0.0.1:8000",
                    r"(?:http|grpc)s?://[\w.~:/\[\]@!$&'()*+,;=%?#-]+", _endpoint),
-    FilePath: Kind("the path of a file", ".+", _file_path),
+    FilePath: Kind("the path of a file", ".+",
+                   lambda match, base: FilePath(base / match[0]) if match[0].isprintable() else None),
     ProxyNetwork: Kind("an address, a network such as 10.0.0.0/8 (with zeros behind its length), or unix",
                        "unix|[0-9A-Fa-f:.]+(/[0-9]{1,3})?", _proxy_network),
     Sticky: Kind("none, sequence_id or header:NAME, such as header:X-Session",
