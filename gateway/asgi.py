@@ -13,27 +13,16 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.codec import (
-    HEADER_LENGTH,
-    BytesPolicy,
-    Framing,
-    HalfPrecision,
-    HeaderLimits,
-    InferAnswer,
-    InferRequest,
-    Inflater,
-    NonFinite,
-    Reply,
-    TensorPolicy,
-    error_body,
-    half_precision_outputs,
-    parse_content_encoding,
-    parse_framing,
-    read_raw,
-    read_request,
-    release,
-    with_extension,
-)
+from gateway.codec.compression import Inflater, parse_content_encoding
+from gateway.codec.inference import BytesPolicy, HalfPrecision, HeaderLimits, NonFinite, TensorPolicy, release
+from gateway.codec.v2.answer import InferAnswer
+from gateway.codec.v2.error_bodies import error_body
+from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
+from gateway.codec.v2.raw import half_precision_outputs, read_raw
+from gateway.codec.v2.reply import Reply
+from gateway.codec.v2.request import InferRequest
+from gateway.codec.v2.request_reading import read_request
+from gateway.codec.v2.server_metadata import with_extension
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed
 from gateway.headers import Headers
 from gateway.pacing import Pacer

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.codec import HalfPrecision, HeaderLimits, ModelDescription
+from gateway.codec.dialects.description import ModelDescription
+from gateway.codec.inference import HalfPrecision, HeaderLimits
 from gateway.config import Config
 from gateway.config.schema import Batch, PerClient
 from gateway.config.tokens import read_tokens

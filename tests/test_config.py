@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import config
-from gateway.codec import DATATYPES, ModelDescription, TensorDescription
+from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.config import (
     SET_BY_GATEWAY,
     Config,

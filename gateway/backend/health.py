@@ -16,7 +16,7 @@ from gateway.backend.connections import Connections, NoAnswerError
 from gateway.backend.endpoints import EndpointSet, EndpointState
 from gateway.backend.questions import Asker
 from gateway.backend.tasks import Tasks
-from gateway.codec import Dialect
+from gateway.codec.dialects.dialect import Dialect
 from gateway.config import Health
 from gateway.errors import ErrorKind, GatewayError
 from gateway.policy.crossing import BackendHeaders, Fields

@@ -15,7 +15,7 @@ from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.connections import Connections, Limits, NoAnswerError
 from gateway.backend.endpoints import Endpoint, EndpointSet, Said
 from gateway.backend.resolving import Names
-from gateway.codec import error_body
+from gateway.codec.v2.error_bodies import error_body
 from gateway.config.values import shortened
 from gateway.errors import ErrorKind
 

@@ -17,7 +17,7 @@ from gateway.backend.health import HealthProbes
 from gateway.backend.resolving import Names
 from gateway.backend.speaking import Speaking, Spoken, configured
 from gateway.certificates import TlsContext, uses_tls
-from gateway.codec import DIALECTS
+from gateway.codec.dialects import DIALECTS
 from gateway.exchange import Attempt
 from gateway.plan import BackendPlan
 from gateway.policy.balancing import candidates, least_in_flight, pick_sticky, round_robin

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from gateway.client.request import ClientRequest, Served
-from gateway.codec import Coding, Framing, Inflater, parse_content_encoding, parse_framing
+from gateway.codec.compression import Coding, Inflater, parse_content_encoding
+from gateway.codec.v2.framing import Framing, parse_framing
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError
 from gateway.exchange import Exchange
 from gateway.plan import Plan

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from gateway.codec import MAX_RANK, steps_of, tree_of
+from gateway.codec.dialects.paths import steps_of, tree_of
+from gateway.codec.v2.messages import MAX_RANK
 from gateway.config.schema import (
     Access,
     Backend,

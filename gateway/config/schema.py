@@ -10,20 +10,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.codec import (
-    DATATYPES,
-    AnswerForm,
-    Body,
-    BytesPolicy,
-    HalfPrecision,
-    ModelDescription,
-    NonFinite,
-    Template,
-    TensorDescription,
-    TensorPolicy,
-    steps_of,
-    tree_of,
-)
+from gateway.codec.dialects.body import Body
+from gateway.codec.dialects.description import ModelDescription, Template, TensorDescription
+from gateway.codec.dialects.paths import AnswerForm, steps_of, tree_of
+from gateway.codec.inference import BytesPolicy, HalfPrecision, NonFinite, TensorPolicy
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.config.values import Address, Datatype, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
 from gateway.policy.retry import RetryRules
 from gateway.policy.routing import RouteRule

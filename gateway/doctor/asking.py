@@ -18,7 +18,7 @@ from gateway.backend import questions
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.questions import Answer, own_connections
 from gateway.certificates import TlsContext
-from gateway.codec import HEADER_LENGTH
+from gateway.codec.v2.framing import HEADER_LENGTH
 from gateway.config import parse
 from gateway.doctor.report import ProblemError, configuration
 from gateway.errors import ConfigError

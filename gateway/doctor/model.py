@@ -16,7 +16,9 @@ import msgspec
 
 from gateway.backend.connections import NoAnswerError
 from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
-from gateway.codec import DATATYPES, DIALECTS, NAMELESS_INPUT
+from gateway.codec.dialects import DIALECTS
+from gateway.codec.dialects.description import NAMELESS_INPUT
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.doctor.asking import Asker, gateway
 from gateway.doctor.report import ProblemError, Report
 from gateway.doctor.tensors import Declared, Guess, Tensor, UnreadableError, described, outputs_of, samples_for

@@ -16,7 +16,8 @@ import numpy as np
 import orjson
 
 from gateway.backend.questions import Answer
-from gateway.codec import DATATYPES, HEADER_LENGTH, Kind
+from gateway.codec.tensors.datatypes import DATATYPES, Kind
+from gateway.codec.v2.framing import HEADER_LENGTH
 
 MAX_ELEMENTS = 4_000_000
 """A model whose input is larger is not tried."""

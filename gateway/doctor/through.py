@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gateway.backend.connections import NoAnswerError
 from gateway.backend.questions import V2, Answer
 from gateway.client.listeners import has_grpc
-from gateway.codec import Kind
+from gateway.codec.tensors.datatypes import Kind
 from gateway.doctor.asking import TRIAL_S, Asker, gateway
 from gateway.doctor.model import Model, Straight
 from gateway.doctor.report import Report, as_yaml

@@ -14,7 +14,9 @@ from functools import partial
 import msgspec
 
 from gateway.client.request import new_request_id
-from gateway.codec import Framing, Share, divided, joined, read_share, release
+from gateway.codec.inference import release
+from gateway.codec.v2.batches import Share, divided, joined, read_share
+from gateway.codec.v2.framing import Framing
 from gateway.config.schema import Batch
 from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError
 from gateway.exchange import Attempt, Exchange

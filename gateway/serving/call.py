@@ -16,8 +16,11 @@ from gateway.backend.metadata import LIFE_S
 from gateway.backend.upstream import Upstream
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
-from gateway.codec import Framing, error_body, inflated_beginning, release
-from gateway.codec import Reply as InferReply
+from gateway.codec.compression import inflated_beginning
+from gateway.codec.inference import release
+from gateway.codec.v2.error_bodies import error_body
+from gateway.codec.v2.framing import Framing
+from gateway.codec.v2.reply import Reply as InferReply
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt, Exchange
 from gateway.plan import BackendPlan, Plan

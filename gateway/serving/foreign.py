@@ -12,19 +12,13 @@ from msgspec import structs
 from gateway.backend.attempt import Answer
 from gateway.backend.metadata import LIFE_S, is_undescribed
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
-from gateway.codec import (
-    DIALECTS,
-    Dialect,
-    DialectAnswer,
-    DialectRequest,
-    ModelDescription,
-    Walk,
-    WrittenRequest,
-    check_known,
-    listed,
-    missing_datatype,
-    v2_metadata,
-)
+from gateway.codec.dialects import DIALECTS
+from gateway.codec.dialects.answer import DialectAnswer
+from gateway.codec.dialects.body import WrittenRequest
+from gateway.codec.dialects.description import ModelDescription, check_known, listed, missing_datatype, v2_metadata
+from gateway.codec.dialects.dialect import Dialect
+from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.dialects.walk import Walk
 from gateway.errors import CodecError, ErrorKind, GatewayError
 from gateway.serving.call import Call, Question
 from gateway.serving.speech import Decoder, Prepared, reading

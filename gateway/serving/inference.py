@@ -9,17 +9,13 @@ from functools import partial
 
 from gateway.backend.asking import BackendRequest, Body, Pieces
 from gateway.backend.attempt import Answer, Read
-from gateway.codec import (
-    HEADER_LENGTH,
-    WHOLE_BYTES,
-    Coding,
-    InferRequest,
-    WrittenRequest,
-    choose_coding,
-    compressed,
-    find_sequence_id,
-)
-from gateway.codec import Reply as InferReply
+from gateway.codec.compression import Coding, choose_coding, compressed
+from gateway.codec.dialects.body import WrittenRequest
+from gateway.codec.v2.answer import WHOLE_BYTES
+from gateway.codec.v2.framing import HEADER_LENGTH
+from gateway.codec.v2.reply import Reply as InferReply
+from gateway.codec.v2.request import InferRequest
+from gateway.codec.v2.request_reading import find_sequence_id
 from gateway.errors import CodecError, ErrorKind, blamed
 from gateway.exchange import Format
 from gateway.policy.crossing import Fields, transcoded_lines

@@ -15,7 +15,7 @@ from gateway.backend.attempt import Answer
 from gateway.backend.metadata import MAX_BYTES
 from gateway.backend.upstream import Upstream
 from gateway.client.request import ClientRequest
-from gateway.codec import v2_metadata
+from gateway.codec.dialects.description import v2_metadata
 from gateway.errors import ErrorKind, GatewayError
 from gateway.serving.call import ERROR_BYTES, Call
 from gateway.serving.foreign import FRESH_S, LACKING, Foreign

@@ -16,7 +16,10 @@ from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.client.reply import JOIN_BYTES
-from gateway.codec import HEADER_LENGTH, MemberReplacer, find_header_length, with_extension
+from gateway.codec.json.member_finder import MemberReplacer
+from gateway.codec.v2.framing import HEADER_LENGTH
+from gateway.codec.v2.request_reading import find_header_length
+from gateway.codec.v2.server_metadata import with_extension
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Format
 from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
@@ -244,13 +247,14 @@ async def stream(call: Call, answer: Answer, headers: Fields | None = None) -> N
     elif headers is None:
         headers = relayed_to_client(answer.headers)
     # a short answer in which the name is replaced is sent as a whole, with its new length
-    is_short = replacer is not None and (answer.head.length or JOIN_BYTES + 1) <= JOIN_BYTES
-    arrived = await answer.next(JOIN_BYTES) if is_short else answer.read_arrived()
-    if replacer is not None and answer.is_read:
-        arrived = await _replaced(call, replacer, arrived) + replacer.finish()
-    if arrived and answer.is_read:
-        await reply.whole(answer.status, headers, (arrived,))
-        return
+    is_replaced = replacer is not None and answer.head.length is not None
+    arrived = await answer.next(JOIN_BYTES) if is_replaced else answer.read_arrived()
+    if answer.is_read:
+        if replacer is not None:
+            arrived = await _replaced(call, replacer, arrived) + replacer.finish()
+        if arrived:
+            await reply.whole(answer.status, headers, (arrived,))
+            return
     await reply.begin(answer.status, headers, length)
     async for chunk in answer.chunks_for_client(arrived):
         await reply.write(chunk if replacer is None else await _replaced(call, replacer, chunk))

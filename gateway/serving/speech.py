@@ -13,18 +13,14 @@ import msgspec
 from gateway.backend.attempt import Answer
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.metadata import is_undescribed, is_worth_keeping
-from gateway.codec import (
-    DialectAnswer,
-    DialectRequest,
-    InferAnswer,
-    InferRequest,
-    RequestReading,
-    WrittenRequest,
-    half_precision_outputs,
-    read_raw,
-    read_request,
-    v2_metadata,
-)
+from gateway.codec.dialects.answer import DialectAnswer
+from gateway.codec.dialects.body import WrittenRequest
+from gateway.codec.dialects.description import v2_metadata
+from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.v2.answer import InferAnswer
+from gateway.codec.v2.raw import half_precision_outputs, read_raw
+from gateway.codec.v2.request import InferRequest
+from gateway.codec.v2.request_reading import RequestReading, read_request
 from gateway.errors import GatewayError
 from gateway.serving.call import Call, Question
 

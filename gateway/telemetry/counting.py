@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.codec import DATATYPES
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.errors import ErrorKind, blame_of
 from gateway.exchange import PROTOCOLS, Attempt, Exchange, Format
 from gateway.policy.ejection import FAILURES

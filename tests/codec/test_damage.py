@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from gateway.codec import OutputSelection
+from gateway.codec.inference import OutputSelection
 from gateway.codec.json.arriving import RUN_BYTES
 from gateway.codec.json.pieces import PIECE_BYTES, WALK_BYTES
 from gateway.codec.tensors.number_parsing import LIST_PIECE_BYTES, NATIVE_PIECE_BYTES

@@ -2,9 +2,8 @@
 
 import pytest
 
-from gateway.codec import DATATYPES, OutputSelection
-from gateway.codec.inference import Tensor, is_half_precision, label_of, labelled, shape_text
-from gateway.codec.tensors.datatypes import count_text
+from gateway.codec.inference import OutputSelection, Tensor, is_half_precision, label_of, labelled, shape_text
+from gateway.codec.tensors.datatypes import DATATYPES, count_text
 
 
 @pytest.mark.parametrize(

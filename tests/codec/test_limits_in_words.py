@@ -5,18 +5,13 @@ from collections.abc import Generator
 
 import pytest
 
-from gateway.codec import (
-    HeaderLimits,
-    InferAnswer,
-    Inflater,
-    OutputSelection,
-    TensorPolicy,
-    parse_content_encoding,
-    run,
-)
+from gateway.codec.compression import Inflater, parse_content_encoding
+from gateway.codec.inference import HeaderLimits, OutputSelection, TensorPolicy
+from gateway.codec.v2.answer import InferAnswer
 from gateway.config import Size
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.walk import parsing
+from tests.steps import run
 
 LIMIT = Size(64 * 1024)
 LONG = b" " * (LIMIT + 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import BytesPolicy, HalfPrecision, NonFinite, OutputSelection, TensorPolicy
+from gateway.codec.inference import BytesPolicy, HalfPrecision, NonFinite, OutputSelection, TensorPolicy
 from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError
 

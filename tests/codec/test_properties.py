@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.codec import DATATYPES, BytesPolicy, NonFinite, TensorPolicy
-from gateway.codec.tensors.datatypes import Kind
+from gateway.codec.inference import BytesPolicy, NonFinite, TensorPolicy
+from gateway.codec.tensors.datatypes import DATATYPES, Kind
 from gateway.errors import CodecError
 
 from .make_pairs import WIRE, blob_of, nested

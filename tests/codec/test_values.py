@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import DATATYPES
 from gateway.codec.dialects.description import TensorDescription
 from gateway.codec.dialects.output import Output
 from gateway.codec.json.arriving import ArrivingText
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.values import SHORT_BYTES, shaped_value, short_value
 from gateway.errors import CodecError
 from tests.codec.test_properties import PROFILE

@@ -6,18 +6,14 @@ from collections.abc import Generator, Iterable
 from fractions import Fraction
 from typing import Any
 
-from gateway.codec import (
-    HeaderLimits,
-    InferAnswer,
-    InferRequest,
-    OutputSelection,
-    TensorPolicy,
-    run,
-)
+from gateway.codec.inference import HeaderLimits, OutputSelection, TensorPolicy
 from gateway.codec.json.sinks import TextSink, pour
+from gateway.codec.v2.answer import InferAnswer
 from gateway.codec.v2.reply import Reply
+from gateway.codec.v2.request import InferRequest
 from gateway.codec.v2.request_reading import read_request
 from gateway.errors import CodecError
+from tests.steps import run
 
 MAX_BYTES = 1 << 30
 LIMITS = HeaderLimits()

@@ -15,10 +15,11 @@ from gateway.client.grpc.heads import encoded
 from gateway.client.grpc.messages import CLASSES
 from gateway.client.grpc.stream import Message
 from gateway.client.request import ClientRequest
-from gateway.codec import HeaderLimits, TensorPolicy, run
+from gateway.codec.inference import HeaderLimits, TensorPolicy
 from gateway.errors import CodecError, GatewayError
 from tests.codec.walk import parsing
 from tests.grpc import frames
+from tests.steps import run
 
 LIMITS = HeaderLimits(64 * 1024)
 KINDS = [*range(11), frames.DATA, frames.HEADERS]

@@ -12,27 +12,21 @@ from unittest import mock
 
 import numpy as np
 
-from gateway.codec import (
-    DATATYPES,
-    BytesPolicy,
-    InferAnswer,
-    InferRequest,
-    NonFinite,
-    OutputSelection,
-    Reply,
-    TensorPolicy,
-    run,
-    values,
-)
+from gateway.codec import values
 from gateway.codec.compression import Coding, Inflater
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.paths import AnswerForm, find, members_with_all, steps_of, tree_of
 from gateway.codec.dialects.walk import Walk
-from gateway.codec.tensors.datatypes import Kind
+from gateway.codec.inference import BytesPolicy, NonFinite, OutputSelection, TensorPolicy
+from gateway.codec.tensors.datatypes import DATATYPES, Kind
+from gateway.codec.v2.answer import InferAnswer
+from gateway.codec.v2.reply import Reply
+from gateway.codec.v2.request import InferRequest
 from gateway.errors import CodecError
 from tests.codec.walk import parsing
 from tests.fuzz import grpc_targets
+from tests.steps import run
 
 POLICIES = [TensorPolicy(nonfinite, bytes_) for nonfinite in NonFinite for bytes_ in BytesPolicy]
 WORDS = (b"binary_data_size", b"binary_data_output")

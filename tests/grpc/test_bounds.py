@@ -19,7 +19,7 @@ from gateway.client.grpc.connection import GrpcConnection
 from gateway.client.grpc.inference import read_request
 from gateway.client.grpc.messages import varint
 from gateway.client.grpc.stream import Stream
-from gateway.codec import HeaderLimits, run
+from gateway.codec.inference import HeaderLimits
 from gateway.demo import JsonServer
 from gateway.errors import CodecError
 from tests.conftest import Connection, answering, lying
@@ -43,6 +43,7 @@ from tests.grpc.frames import (
 )
 from tests.grpc.test_clients import Both, ask, in_message
 from tests.grpc.test_hostile import BODY, still_serves
+from tests.steps import run
 
 pytestmark = pytest.mark.rule("12.6")
 

@@ -9,9 +9,10 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.client.grpc.frames import Buffers
 from gateway.client.grpc.inference import InferMessage, read_request, write_response
 from gateway.client.grpc.messages import varint
-from gateway.codec import HeaderLimits, run
+from gateway.codec.inference import HeaderLimits
 from gateway.errors import CodecError, TooLargeError
 from tests.grpc.test_clients import in_message
+from tests.steps import run
 
 pytestmark = pytest.mark.rule("12.1")
 

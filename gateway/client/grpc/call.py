@@ -21,7 +21,8 @@ from gateway.client.grpc.methods import METHODS, MODEL_INFER, MODEL_STREAM_INFER
 from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Message, Stream
 from gateway.client.peers import client_left
 from gateway.client.request import ClientRequest
-from gateway.codec import HEADER_LENGTH, Coding, Framing, parse_content_encoding
+from gateway.codec.compression import Coding, parse_content_encoding
+from gateway.codec.v2.framing import HEADER_LENGTH, Framing
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
 from gateway.exchange import Exchange
 from gateway.headers import Pairs

@@ -14,7 +14,7 @@ from hpack.hpack import decode_integer, encode_integer
 
 from gateway.client.grpc.frames import Code, Http2Error
 from gateway.client.request import find_encoding_fault
-from gateway.codec import HEADER_LENGTH
+from gateway.codec.v2.framing import HEADER_LENGTH
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers, Pairs
 

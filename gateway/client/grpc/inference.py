@@ -27,7 +27,9 @@ from gateway.client.grpc.messages import (
     parsed,
     varint,
 )
-from gateway.codec import DATATYPES, MAX_RANK, Datatype, HeaderLimits, Kind, label_of
+from gateway.codec.inference import HeaderLimits, label_of
+from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
+from gateway.codec.v2.messages import MAX_RANK
 from gateway.errors import CodecError, TooLargeError
 
 LONG_BYTES, SHORT_BYTES = 16 * 1024, 1024

@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from gateway.client.grpc.frames import Buffer
-from gateway.codec import label_of
+from gateway.codec.inference import label_of
 from gateway.errors import CodecError
 
 Message = Any

@@ -5,26 +5,20 @@ from typing import Any
 
 from msgspec import structs
 
-from gateway.codec import (
-    DIALECTS,
-    DialectAnswer,
-    DialectRequest,
-    HeaderLimits,
-    ModelDescription,
-    OutputSelection,
-    TensorDescription,
-    TensorPolicy,
-    Walk,
-    WrittenRequest,
-    read_request,
-    run,
-)
+from gateway.codec.dialects import DIALECTS
+from gateway.codec.dialects.answer import DialectAnswer
+from gateway.codec.dialects.body import WrittenRequest
+from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.paths import AnswerForm
+from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.dialects.walk import Walk
+from gateway.codec.inference import HeaderLimits, OutputSelection, TensorPolicy
 from gateway.codec.v2.reply import Reply
-from gateway.codec.v2.request_reading import Reserve, reserve_nothing
+from gateway.codec.v2.request_reading import Reserve, read_request, reserve_nothing
 from gateway.errors import CodecError
 from tests.codec.walk import LIMITS, exhaust
+from tests.steps import run
 
 Writer = Callable[[DialectRequest], WrittenRequest]
 """What a dialect makes of requests to one model."""

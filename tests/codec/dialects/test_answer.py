@@ -14,18 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.output import JOINED_BYTES
 from gateway.codec.dialects.paths import AnswerForm, members_with_all
 from gateway.codec.dialects.walk import Walk
+from gateway.codec.inference import HeaderLimits, OutputSelection
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.dialects.driving import read_answer
 from tests.codec.make_pairs import WIRE, blob_of, nested
 from tests.codec.test_properties import DICE, PROFILE, SHAPES, UNICODE, Number, chunks_of, scrambled
 from tests.codec.walk import cut
+from tests.steps import run
 
 TENSORFLOW = AnswerForm(members_with_all("outputs", "predictions"), b64_objects=True)
 ROWS = AnswerForm(members_with_all("predictions"), b64_objects=True, in_rows=True)

@@ -11,21 +11,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import (
-    DATATYPES,
-    DIALECTS,
-    AnswerForm,
-    DialectRequest,
-    ModelDescription,
-    Template,
-    TensorPolicy,
-    run,
-)
+from gateway.codec.dialects import DIALECTS
 from gateway.codec.dialects.body import MAX_DEPTH, Body, WrittenRequest
-from gateway.codec.dialects.paths import Node
-from gateway.codec.inference import BytesPolicy
+from gateway.codec.dialects.description import ModelDescription, Template
+from gateway.codec.dialects.paths import AnswerForm, Node
+from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.inference import BytesPolicy, TensorPolicy
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.errors import CodecError
 from tests.codec.dialects.driving import parsing
+from tests.steps import run
 
 X = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2.5, 3, 4]}
 N = {"name": "n", "shape": [2], "datatype": "INT64", "data": [2**63 - 1, -5]}

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.output import Output, Text
 from gateway.codec.dialects.paths import AnswerForm, members_with_all
 from gateway.codec.dialects.walk import WAITING_BYTES, Walk
+from gateway.codec.inference import HeaderLimits, OutputSelection
 from gateway.codec.json.arriving import RUN_BYTES, Reading
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.values import Value
 from tests.codec.v2.test_header_steps import check_steps
 from tests.codec.walk import cut
+from tests.steps import run
 
 FORM = AnswerForm(members_with_all("outputs", "predictions"), b64_objects=True)
 ROWS = AnswerForm(members_with_all("predictions"), b64_objects=True, in_rows=True)

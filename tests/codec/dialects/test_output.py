@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import DATATYPES
 from gateway.codec.dialects.description import TensorDescription
 from gateway.codec.dialects.output import JOINED_BYTES, Output
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.values import Value
 from gateway.errors import CodecError
 

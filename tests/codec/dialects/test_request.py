@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import DATATYPES, BytesPolicy, HeaderLimits, NonFinite, TensorPolicy, read_raw, run
 from gateway.codec.dialects.description import ModelDescription, TensorDescription, v2_metadata
 from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.inference import BytesPolicy, HeaderLimits, NonFinite, TensorPolicy
 from gateway.codec.json.members import HELD_PER_BYTE
-from gateway.codec.tensors.datatypes import Kind
+from gateway.codec.tensors.datatypes import DATATYPES, Kind
 from gateway.codec.tensors.nested_printing import FEW_DIMENSIONS, FEW_ELEMENTS
+from gateway.codec.v2.raw import read_raw
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.dialects.driving import (
     WRITERS,
@@ -39,6 +40,7 @@ from tests.codec.v2.random_messages import damage, random_request
 from tests.codec.v2.requests import entry, header_of
 from tests.codec.walk import exhaust
 from tests.codec.walk import parsing as parsing_v2
+from tests.steps import run
 
 DEFAULT = TensorPolicy()
 LITERAL = TensorPolicy(nonfinite=NonFinite.LITERAL)

@@ -4,19 +4,12 @@ import json
 
 import pytest
 
-from gateway.codec import (
-    DATATYPES,
-    DIALECTS,
-    AnswerForm,
-    Body,
-    ModelDescription,
-    Template,
-    TensorDescription,
-    steps_of,
-    tree_of,
-)
-from gateway.codec.dialects.description import UNKNOWN
+from gateway.codec.dialects import DIALECTS
+from gateway.codec.dialects.body import Body
+from gateway.codec.dialects.description import UNKNOWN, ModelDescription, Template, TensorDescription
 from gateway.codec.dialects.dialect import Paths
+from gateway.codec.dialects.paths import AnswerForm, steps_of, tree_of
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.errors import CodecError
 
 TEMPLATE = DIALECTS["template"]

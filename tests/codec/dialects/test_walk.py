@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import DATATYPES, HeaderLimits, ModelDescription, OutputSelection, TensorDescription
+from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.paths import AnswerForm, tree_of
 from gateway.codec.dialects.walk import WAITING_BYTES
+from gateway.codec.inference import HeaderLimits, OutputSelection
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.dialects.driving import read_answer
 from tests.codec.walk import LIMITS

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from gateway.codec import run
 from gateway.codec.dialects.description import ModelDescription
 from gateway.codec.dialects.dialect import Dialect
 from tests.codec.dialects.driving import parsing
+from tests.steps import run
 
 
 def written(dialect: Dialect, description: ModelDescription, inputs: str) -> Any:

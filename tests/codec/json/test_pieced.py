@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.codec import run
 from gateway.codec.json.pieced import PIECE_SEGMENTS, Piece, PiecedJson
 from gateway.codec.json.pieces import PIECE_BYTES
+from tests.steps import run
 
 
 @dataclass

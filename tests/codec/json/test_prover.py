@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gateway.codec import OutputSelection
+from gateway.codec.inference import OutputSelection
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.json.sinks import TextSink
 from gateway.errors import CodecError

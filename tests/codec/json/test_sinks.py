@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import InferAnswer, OutputSelection
+from gateway.codec.inference import OutputSelection
 from gateway.codec.json.member_finder import MAX_LEVELS
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.json.sinks import SkipSink, TextSink, pour, taken_out
 from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
+from gateway.codec.v2.answer import InferAnswer
 from gateway.errors import CodecError
 from tests.codec.walk import MAX_BYTES, cut, exhaust, one_output, proved, read_answer
 

@@ -4,11 +4,11 @@ import base64
 
 import pytest
 
-from gateway.codec import run
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
+from tests.steps import run
 
 
 def test_base64_is_decoded_in_steps() -> None:

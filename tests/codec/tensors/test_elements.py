@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from gateway.codec import BytesPolicy, TensorPolicy
+from gateway.codec.inference import BytesPolicy, TensorPolicy
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, WINDOW_BYTES, bounds_of, check_elements, prefix_of
 from gateway.codec.tensors.string_printing import StringForm, string_pieces

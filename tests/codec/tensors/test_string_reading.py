@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 from tritonclient.utils import deserialize_bytes_tensor
 
-from gateway.codec import BytesPolicy, TensorPolicy
+from gateway.codec.inference import BytesPolicy, TensorPolicy
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors import string_reading
 from gateway.codec.tensors.base64_reading import from_base64

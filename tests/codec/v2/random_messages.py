@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.codec import DATATYPES
-from gateway.codec.tensors.datatypes import Kind
+from gateway.codec.tensors.datatypes import DATATYPES, Kind
 from tests.codec.make_pairs import WIRE, blob_of, nested
 
 FLOAT_TEXTS = [

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from gateway.codec import InferRequest, TensorPolicy
+from gateway.codec.inference import TensorPolicy
+from gateway.codec.v2.request import InferRequest
 from tests.codec.walk import backend_json, parse_request
 
 

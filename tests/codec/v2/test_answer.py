@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import HeaderLimits, InferAnswer, OutputSelection, run
+from gateway.codec.inference import HeaderLimits, OutputSelection
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink
+from gateway.codec.v2.answer import InferAnswer
 from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.walk import MAX_BYTES, cut, one_output, read_answer
+from tests.steps import run
 
 TWO = (
     b'{"model_name":"backend","outputs":[{"name":"out0","datatype":"INT8","shape":[2],"data":[1,2]},'

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import HeaderLimits
+from gateway.codec.inference import HeaderLimits
 from gateway.codec.json.arriving import ArrivingText, Reading
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.json.sinks import TextSink

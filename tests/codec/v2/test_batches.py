@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import Framing, HeaderLimits, Share, divided, joined, read_share, run
+from gateway.codec.inference import HeaderLimits
 from gateway.codec.tensors.datatypes import DATATYPES, Kind
+from gateway.codec.v2.batches import Share, divided, joined, read_share
+from gateway.codec.v2.framing import Framing
 from gateway.codec.v2.reply import Reply, ReplyOutput
 from gateway.errors import CodecError
+from tests.steps import run
 
 LIMITS = HeaderLimits()
 

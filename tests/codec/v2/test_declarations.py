@@ -3,7 +3,7 @@
 import pytest
 from msgspec import Raw
 
-from gateway.codec import DATATYPES
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.v2.messages import MAX_RANK, Entry, declaration, name_of, text_of
 from gateway.errors import CodecError
 

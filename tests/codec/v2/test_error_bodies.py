@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import error_body
-from gateway.codec.v2.error_bodies import MAX_WORDS, shortened, words_of
+from gateway.codec.v2.error_bodies import MAX_WORDS, error_body, shortened, words_of
 from tests.codec.v2.test_header_steps import lines_of
 
 pytestmark = pytest.mark.rule("4.9")

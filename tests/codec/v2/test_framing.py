@@ -2,8 +2,7 @@
 
 import pytest
 
-from gateway.codec import HEADER_LENGTH
-from gateway.codec.v2.framing import Cursor, parse_framing
+from gateway.codec.v2.framing import HEADER_LENGTH, Cursor, parse_framing
 from gateway.errors import CodecError
 
 

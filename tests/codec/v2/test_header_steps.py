@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import HeaderLimits, InferAnswer, OutputSelection, TensorPolicy, run
+from gateway.codec.inference import HeaderLimits, OutputSelection, TensorPolicy
 from gateway.codec.json.pieced import PIECE_SEGMENTS
+from gateway.codec.v2.answer import InferAnswer
 from gateway.errors import CodecError
 from tests.codec.walk import cut, parsing
+from tests.steps import run
 
 STEP_LINES = 40_000
 HEADER_LINES = 30_000  # 1 ms

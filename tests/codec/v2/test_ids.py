@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import OutputSelection, TensorPolicy
+from gateway.codec.inference import OutputSelection, TensorPolicy
 from gateway.codec.v2.answer import check_id
 from gateway.codec.v2.messages import ABSENT
 from gateway.errors import CodecError, ForeignAnswerError

@@ -9,18 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import (
-    BytesPolicy,
-    HalfPrecision,
-    HeaderLimits,
-    NonFinite,
-    TensorPolicy,
-    run,
-)
+from gateway.codec.inference import BytesPolicy, HalfPrecision, HeaderLimits, NonFinite, TensorPolicy
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.v2.requests import entry, header_of, parsed, sent
 from tests.codec.walk import backend_json, parse_request, parsing
+from tests.steps import run
 
 ONLY_ONE = "Input must set only one of the following fields"
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gateway.codec import BytesPolicy, OutputSelection, TensorPolicy
+from gateway.codec.inference import BytesPolicy, OutputSelection, TensorPolicy
 from gateway.errors import CodecError
 from tests.codec.v2.random_messages import damage, random_answer, random_request
 from tests.codec.walk import cut, parse_request, read_answer

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import BytesPolicy, HalfPrecision, HeaderLimits, InferRequest, TensorPolicy, run
+from gateway.codec.inference import BytesPolicy, HalfPrecision, HeaderLimits, TensorPolicy
 from gateway.codec.json.arriving import RUN_BYTES
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.v2.raw import half_precision_outputs, raw_header, read_raw
+from gateway.codec.v2.request import InferRequest
 from gateway.errors import CodecError
 from tests.codec.v2.test_header_steps import MEMBERS, filled, repeated
+from tests.steps import run
 
 pytestmark = pytest.mark.rule("5")
 

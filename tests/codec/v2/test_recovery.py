@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from gateway.codec import find_header_length, run
+from gateway.codec.v2.request_reading import find_header_length
 from gateway.errors import CodecError
+from tests.steps import run
 
 pytestmark = pytest.mark.rule("6")
 

@@ -1,6 +1,6 @@
 """Replies, and JSON that is put together without copying what is long."""
 
-from gateway.codec import DATATYPES
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.v2.messages import LIST_LATER, Answer, Entry, printed
 from gateway.codec.v2.reply import WRITE_BYTES, Reply, ReplyOutput, long_pieces
 

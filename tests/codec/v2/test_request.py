@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import TensorPolicy
+from gateway.codec.inference import TensorPolicy
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.v2.requests import entry, header_of, parsed, sent

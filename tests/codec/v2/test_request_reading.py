@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import HeaderLimits, run
-from gateway.codec.inference import Tensor
+from gateway.codec.inference import HeaderLimits, Tensor
 from gateway.codec.v2.messages import label_of_entry
 from gateway.codec.v2.request_reading import (
     RequestText,
@@ -16,6 +15,7 @@ from gateway.codec.v2.request_reading import (
     select,
 )
 from gateway.errors import CodecError
+from tests.steps import run
 
 INPUTS = [
     {"name": "a", "datatype": "INT8", "shape": [3], "parameters": {"binary_data_size": 3, "keep": 1}},

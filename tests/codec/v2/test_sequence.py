@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import HeaderLimits, find_sequence_id, run
+from gateway.codec.inference import HeaderLimits
 from gateway.codec.json.members import HELD_PER_BYTE
+from gateway.codec.v2.request_reading import find_sequence_id
+from tests.steps import run
 
 pytestmark = pytest.mark.rule("8.4")
 

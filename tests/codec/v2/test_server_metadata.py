@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from gateway.codec import with_extension
+from gateway.codec.v2.server_metadata import with_extension
 
 pytestmark = pytest.mark.rule("8")
 
