@@ -395,7 +395,7 @@ def test_no_regular_expression_repeats_a_group_possessively() -> None:
 
 MAX_LINES, MAX_COMPLEXITY, MAX_ATTRIBUTES = 400, 15, 15
 
-ALL_LINES = 26_200
+ALL_LINES = 26_000
 """How many lines all modules together have at most; to be lowered with them, by hundreds."""
 
 _BRANCHES = (
