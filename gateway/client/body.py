@@ -153,9 +153,8 @@ class ClientBody(Reservation):
         """Raise `GatewayError` if the body's Content-Length or received bytes exceed `limits.request_body`."""
         length, received = self._request.content_length, self._exchange.client_request_bytes
         if received > self._max_bytes or (length is not None and length > self._max_bytes):
-            words = (
-                f"the body has {length or f'at least {received}'} bytes, limits.request_body is {int(self._max_bytes)}"
-            )
+            size = f"more than {self._max_bytes:d}" if length is None else length
+            words = f"the body has {size} bytes, limits.request_body is {self._max_bytes:d}"
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
 
     def _find_coding(self) -> Coding | None:
