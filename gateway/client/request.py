@@ -57,13 +57,12 @@ class Served(Incoming):
         """How fast the body comes."""
 
     def leave(self) -> None:
-        """End the request's access to its connection.
-
-        A failure is forgotten: its traceback would keep the body in memory until the connection ends.
-        """
+        """End the request's access to its connection; a failure stays, without the traceback that holds the body."""
         if self.unread_bytes:
             self.drop()
-        self._client = self._failure = None
+        if self._failure is not None:
+            self._failure.__traceback__ = None
+        self._client = None
         self.out = NOBODY
 
     def fail(self, error: Exception) -> None:
