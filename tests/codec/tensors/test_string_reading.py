@@ -3,9 +3,7 @@
 import base64
 import json
 import random
-from collections.abc import Generator
 from itertools import chain
-from typing import TypeVar
 
 import pytest
 from tritonclient.utils import deserialize_bytes_tensor
@@ -31,8 +29,7 @@ from tests.codec.walk import (
     read_answer,
     with_odd_text,
 )
-
-T = TypeVar("T")
+from tests.steps import run
 
 
 def strings_sent(blob: bytes, n_elements: int) -> list[str]:
@@ -251,16 +248,6 @@ def test_short_strings_that_must_be_parsed_are_few_in_each_step(
     assert most <= 32 * 1024 // len('"",')
 
 
-def value_of(steps: Generator[None, None, T]) -> T:
-    """What *steps* return when they have been run to their end."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
-
-
 @pytest.mark.parametrize(
     "sizes", [pytest.param([10], marks=pytest.mark.slow), [50, 100, 150], [1000, 300_000], [3 * BLOB_BYTES, 3]]
 )
@@ -274,14 +261,14 @@ def test_large_tensor_is_several_blobs_of_whole_elements(sizes: list[int]) -> No
     while not sink.done:
         del buffer[: sink.step(buffer)]
     blobs = sink.blobs()
-    decoded = value_of(from_base64(blobs, "y"))
+    decoded = run(from_base64(blobs, "y"))
     for found, expected in ((blobs, in_base64), (decoded, texts)):
         assert len(found) >= 2
         elements = [deserialize_bytes_tensor(bytes(blob)).tolist() for blob in found]  # raises if one is cut
         assert blob_of(list(chain.from_iterable(elements))) == blob_of(expected)
         assert all(len(blob) < BLOB_BYTES + 2 * WINDOW_BYTES + 4 * max(sizes) for blob in found)
     assert sink.held_bytes == len(blob_of(in_base64))
-    whole = value_of(joined_blobs(blobs))
+    whole = run(joined_blobs(blobs))
     assert whole == blob_of(in_base64)
     assert not blobs
 
