@@ -96,7 +96,7 @@ DIFFERENT: dict[str, tuple[object, object]] = {
         [
             "INVALID_ARGUMENT",
             "input 'x': datatype must be one of BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 "
-            'BF16 BYTES, got "INT322"',
+            'BF16 BYTES, in upper case, got "INT322"',
         ],
     ),
     # the `error_message` of Triton's streams has the number of the model's name in MLServer's
