@@ -12,6 +12,7 @@ Not here: what paths are (`paths`), what an output is made of (`output`), and th
 
 import re
 from collections.abc import Container, Iterable
+from functools import partial
 from itertools import chain, count
 from typing import Any
 
@@ -204,7 +205,7 @@ class Walk:
                 f"{where}expected a list with {len(node.inside)} values, one for each output "
                 f"({listed(node.outputs)}), got {n_items} (at {node.path})"
             )
-        lost = [inner for key, inner in node.inside.items() if key not in there]
+        lost = [inner for key, inner in node.inside.items() if key not in there and inner.outputs]
         if lost:
             has = f"has the members {listed(there)}" if there else "has no members"
             self._note(lost, f"{node.path} {has if node.code == OBJECT else f'is a list of {n_items}'}")
@@ -238,15 +239,12 @@ class Walk:
             self._output(name, path)
         yield STEP
 
-        def parse(window: bytes) -> "Columns | None":
-            return None if window == b"[]" else self._texts(row, window)  # the next row is a long one
-
         def read_run(run: "Columns") -> "Reading[None]":
             self._n_rows += run[0]
             for name, output in self._columns.items():
                 yield from output.wait(run[1][name], WAITING_BYTES // len(self._columns))
 
-        yield from read_items(text, parse, read_run, lambda: self._single_row(row, text))
+        yield from read_items(text, partial(self._texts, row), read_run, lambda: self._single_row(row, text))
         for output in self._columns.values():
             yield from output.read_waiting()
         self._columns, self._n_rows, self._row = {}, 0, None
@@ -258,8 +256,8 @@ class Walk:
         alone.
         """
         items: list[Any] = decoded(LISTS if row.code == ARRAY else OBJECTS, window)
-        if row.code == ARRAY and not self._has_paths and {len(row.inside)} != set(map(len, items)):
-            raise CodecError("a row of another length")
+        if not items or (row.code == ARRAY and not self._has_paths and {len(row.inside)} != set(map(len, items))):
+            raise CodecError("no short row, or one of another length")
         inside = self._named(items) if row.has_names else row.inside
         columns: dict[str, bytes] = {}
         for key, inner in inside.items():

@@ -13,10 +13,11 @@ Not here: what any value means.
 
 import re
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import TypeVar
 
 from gateway.codec.json.members import MAX_NAME_BYTES, excerpt, parse_object
-from gateway.codec.json.pieces import END_ARRAY, END_OBJECT, NOT_SPACE, OBJECT, PIECE_BYTES, QUOTE, SPACE
+from gateway.codec.json.pieces import MAX_TEXT_DEPTH, NOT_SPACE, OBJECT, PIECE_BYTES, QUOTE, SPACE
 from gateway.codec.json.sinks import Sink, TextSink, step_of
 from gateway.errors import CodecError
 
@@ -144,6 +145,20 @@ class ArrivingText:
                 return b""
             yield from self.more()
 
+    def parse_whole(self, parse: Callable[[bytes], T | None]) -> T | None:
+        """What *parse* makes of the whole text, if that is there and short; None where it makes nothing of it."""
+        text = self.buffer
+        if self.consumed or not self._is_whole or len(text) > self._run_bytes:
+            return None
+        if text.count(b"[") + text.count(b"{") > MAX_TEXT_DEPTH:  # how deep parsers read depends on Python
+            return None
+        with suppress(CodecError):  # what is wrong is told where it is read item by item
+            parsed = parse(bytes(text))
+            if parsed:
+                self.drop(len(text))
+            return parsed
+        return None
+
     def pour(self, sink: Sink) -> Reading[None]:
         """Let *sink* take the value that comes next."""
         while not sink.done:
@@ -192,7 +207,7 @@ def read_members(
         (key,) = parse_object(b"{%b:0}" % name)
         yield from read_long(key)
 
-    return _read(text, END_OBJECT, lambda run: parse(b"{%b}" % run), read_run, read_member)
+    return _read(text, b"{%b}", parse, read_run, read_member)
 
 
 def read_items(
@@ -206,26 +221,31 @@ def read_items(
     *parse* makes something of an array of short items, and *read_run* gets it, unless it is empty. *read_long* reads
     from *text* an item that is long, is malformed, or is refused by *parse*. Raises `CodecError`.
     """
-    return _read(text, END_ARRAY, lambda run: parse(b"[%b]" % run), read_run, read_long)
+    return _read(text, b"[%b]", parse, read_run, read_long)
 
 
 def _read(
     text: ArrivingText,
-    closing: int,
+    brackets: bytes,
     parse: Callable[[bytes], T | None],
     read_run: Callable[[T], Reading[None]],
     read_single: Callable[[], Reading[None]],
 ) -> Reading[None]:
-    """Read the array or object that *text* begins with, up to its *closing* bracket; *parse* makes the short items."""
+    """Read the array or object that *text* begins with, which has *brackets*; *parse* makes the short items."""
+    items = text.parse_whole(parse)
+    if items:
+        yield from read_run(items)
+        return
+    closing = brackets[-1]
     text.drop(1)
     code = yield from text.first()
     read_singly_to = 0
     while code != closing:
-        items: T | None = None
+        items = None
         if text.consumed >= read_singly_to:
             run = yield from text.run()
             try:
-                items = parse(run)
+                items = parse(brackets % run)
                 text.drop(len(run))
             except CodecError:
                 read_singly_to = text.consumed + len(run)

@@ -31,6 +31,8 @@ from gateway.codec.v2.request_reading import CHECKED_TENSORS, RequestReading, id
 from gateway.errors import CodecError
 
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
+_FEW_BYTES = 1024  # numpy takes 20 us for few numbers in a running gateway, though 2 us where nothing else runs
+_SURELY_FINITE = bytes(byte for byte in range(256) if byte & 0x7C != 0x7C)  # last bytes of floats, whatever the type
 _LITERAL = NonFinite.LITERAL
 _PROMOTE = HalfPrecision.PROMOTE
 _LATER = Raw(LATER)
@@ -190,6 +192,9 @@ def _value_pieces(tensor: Tensor, policy: TensorPolicy) -> Iterator[Piece]:
 
 def check_finite(tensor: Tensor, policy: NonFinite) -> Generator[None, None, int]:
     """How many NaN and infinities are let through. Raises `CodecError` where *policy* refuses one (protocol 3.4)."""
+    size = tensor.datatype.item_bytes
+    if len(tensor.blob) <= _FEW_BYTES and not bytes(tensor.blob[size - 1 :: size]).translate(None, _SURELY_FINITE):
+        return 0
     nonfinite = 0
     array = tensor.datatype.view(tensor.blob)
     for start in range(0, len(array), _FINITE_ELEMENTS):
