@@ -6,6 +6,7 @@ Not here: running state. Requests in flight, connections, the memory budget and 
 import fnmatch
 import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 KEPT_MATCHES = 1024
 KEPT_CHARACTERS = 512
-"""How many matches are kept by host and target, and how long host and target together may be to be kept."""
+"""How many matches are kept by method, host and target, and how long host and target together may be to be kept."""
 
 
 class BackendPlan:
@@ -99,8 +100,7 @@ class Plan:
         self.name = name
         self.via = "Via", f"1.1 {name}"
         """The header field that names this gateway."""
-        self._matches: dict[tuple[str, str], Match] = {}
-        """Matches that `route` has found, by host and target."""
+        self._kept_match = lru_cache(KEPT_MATCHES)(self._match)
 
     def route(self, method: str, host: str, target: str, headers: Headers) -> Match:
         """Find where a request goes; *target* is its raw path and query. The last matches are kept (`KEPT_MATCHES`).
@@ -114,14 +114,8 @@ class Plan:
                 "this request has passed through this gateway before: one of its backends leads back to it",
                 status=508,
             )
-        match = self._matches.get((host, target))
-        if match is None:
-            match = self._match(method, host, target)
-            if len(host) + len(target) <= KEPT_CHARACTERS:
-                if len(self._matches) >= KEPT_MATCHES:
-                    self._matches.clear()
-                self._matches[host, target] = match
-        return match
+        find = self._kept_match if len(host) + len(target) <= KEPT_CHARACTERS else self._match
+        return find(method, host, target)
 
     def _match(self, method: str, host: str, target: str) -> Match:
         path, mark, query = target.partition("?")

@@ -152,7 +152,8 @@ async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
     if error.kind is ErrorKind.UNREACHABLE:
         return f"cannot be reached: {error.why}"
     if endpoint.tls is None:
-        if await _speaks_http2(endpoint):
+        head = await _first_bytes(endpoint, _HTTP2_PREFACE, 9)
+        if head[3:4] == b"\x04" and not any(head[5:]):  # SETTINGS of stream 0, which every server of HTTP/2 sends first
             return (
                 "this is a gRPC port, and the gateway needs the server's HTTP port: of Triton 8000 instead of 8001, of "
                 "MLServer 8080 instead of 8081"
@@ -164,12 +165,6 @@ async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
     closed = f"it closed the connection without an answer to GET {path}"
     # many servers end a handshake without saying why
     return closed if endpoint.tls is None else f"{closed}; if it wants a client certificate, {_CLIENT_CERTIFICATE}"
-
-
-async def _speaks_http2(endpoint: Endpoint) -> bool:
-    """Whether the server sends a SETTINGS frame first, as on every connection of HTTP/2, which gRPC uses."""
-    head = await _first_bytes(endpoint, _HTTP2_PREFACE, 9)
-    return head[3:4] == b"\x04" and not any(head[5:])  # the frame's type, and stream 0
 
 
 async def _speaks_tls(endpoint: Endpoint) -> bool:

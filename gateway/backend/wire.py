@@ -237,8 +237,6 @@ class Wire(asyncio.Protocol):
     def was_surely_not_read(self) -> bool:
         """Whether it is certain that the backend read nothing of this exchange's request.
 
-        See docs/architecture.md, "Connections to backends".
-
         It is certain only if no byte of the request left this machine. Once a byte has left, nothing here proves it: a
         reset may have overtaken the acknowledgement of bytes that were read. The end of the stream without an
         acknowledgement is no proof, either: a server that has ended only its own side goes on reading, and on a network

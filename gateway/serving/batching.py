@@ -234,7 +234,8 @@ class Lane:
                     member.call.body.let_go()
                     member.call.body.hold_answer(each.n_bytes)
                     member.call.exchange.response_nonfinite = each.nonfinite
-            to_all = _without_cookies(crossing)
+            # several clients get these fields, and by their cookies would share a session
+            to_all = "\r\n".join(line for line in crossing.split("\r\n") if not line.lower().startswith("set-cookie:"))
             return [(each, to_all) for each in replies]
         finally:
             call.body.release()
@@ -259,11 +260,6 @@ class Lane:
             log.warning(
                 "model %r of backend %r is batched no more until a reload: %s", call.match.model, backend, words
             )
-
-
-def _without_cookies(crossing: str) -> str:
-    """*crossing* without cookies: several clients get these fields, and would share a session."""
-    return "\r\n".join(line for line in crossing.split("\r\n") if not line.lower().startswith("set-cookie:"))
 
 
 def _joined_call(first: Call, request_id: str) -> Call:

@@ -108,8 +108,12 @@ class ArrivingText:
             blanks = (found.start() if found else min(len(self.buffer), at + PIECE_BYTES)) - at
             del self.buffer[at : at + blanks]
             self.consumed += blanks
-            if not found:
-                yield from (self.more() if len(self.buffer) <= at else _step())
+            if found:
+                continue
+            if len(self.buffer) > at:
+                yield STEP
+            else:
+                yield from self.more()
 
     def string(self, at: int = 0) -> Reading[bytes]:
         """The string that begins at *at*, with its quotes; it stays. Empty if it has more than `MAX_NAME_BYTES`."""
@@ -147,17 +151,15 @@ class ArrivingText:
 
     def parse_whole(self, parse: Callable[[bytes], T | None]) -> T | None:
         """What *parse* makes of the whole text, if that is there and short; None where it makes nothing of it."""
-        text = self.buffer
-        if self.consumed or not self._is_whole or len(text) > self._run_bytes:
-            return None
-        if text.count(b"[") + text.count(b"{") > MAX_TEXT_DEPTH:  # how deep parsers read depends on Python
-            return None
-        with suppress(CodecError):  # what is wrong is told where it is read item by item
-            parsed = parse(bytes(text))
-            if parsed:
-                self.drop(len(text))
-            return parsed
-        return None
+        text, parsed = self.buffer, None
+        # parsers may not read deeper, which depends on Python
+        is_short = len(text) <= self._run_bytes and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
+        if is_short and self._is_whole and not self.consumed:
+            with suppress(CodecError):  # what is wrong is told where it is read item by item
+                parsed = parse(bytes(text))
+        if parsed:
+            self.drop(len(text))
+        return parsed
 
     def pour(self, sink: Sink) -> Reading[None]:
         """Let *sink* take the value that comes next."""
@@ -261,7 +263,3 @@ def _read(
         if code == closing:
             raise CodecError("malformed JSON: a comma without a value behind it")
     text.drop(1)
-
-
-def _step() -> Reading[None]:
-    yield STEP

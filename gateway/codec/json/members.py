@@ -19,8 +19,6 @@ T = TypeVar("T")
 Members = dict[str, bytes]
 """An object of JSON: each member's value is the text it came as."""
 
-RawMembers = dict[str, msgspec.Raw]
-
 HELD_PER_BYTE = 32
 """How many bytes of memory one byte of JSON takes at most when it has been split into members and protected.
 
@@ -46,7 +44,6 @@ STAND_IN = b"[1%014d" % secrets.randbelow(10**14)
 _AT_BYTE = re.compile(r"(?<=\(byte )[0-9]+")
 """Where in a text the words of an error say that it is wrong."""
 
-_STAND_IN_NAME = STAND_IN.decode()
 _STAND_INS = {
     literal: b"%b%d]" % (STAND_IN, index) for index, literal in enumerate((b"-Infinity", b"Infinity", b"NaN"))
 }
@@ -120,12 +117,12 @@ def restore_literals(text: bytes) -> bytes:
     return text
 
 
-def restore_members(members: RawMembers) -> Members:
+def restore_members(members: dict[str, msgspec.Raw]) -> Members:
     """Undo `protect_literals` in the *members* of an object."""
     if not members:
         return {}
     texts = restore_literals(b"\0".join(members.values())).split(b"\0")  # no JSON has this byte
     names = list(members)
-    if _STAND_IN_NAME in "".join(names):
+    if STAND_IN.decode() in "".join(names):
         names = [restore_literals(name.encode()).decode() for name in names]
     return dict(zip(names, texts, strict=True))
