@@ -21,14 +21,11 @@ class Headers:
         """*pairs* are names and values as they came."""
         self.pairs: tuple[tuple[str, str], ...] = tuple(pairs)
         """Names and values as they came, in order."""
-        self.first: dict[str, str] = {}
+        self.first: dict[str, str] = {name.lower(): value for name, value in self.pairs}
         """The first value of each field by its name in lower case, in order; the fastest way to look a field up."""
-        first = self.first
-        for name, value in self.pairs:
-            lower = name.lower()
-            if lower not in first:
-                first[lower] = value
-        self._has_repeated = len(first) < len(self.pairs)
+        self._has_repeated = len(self.first) < len(self.pairs)
+        if self._has_repeated:  # the last values are in it so far
+            self.first.update((name.lower(), value) for name, value in reversed(self.pairs))
 
     def get(self, name: str, default: str = "") -> str:
         """The first value of the field *name* (lower case), or *default*."""
