@@ -18,15 +18,14 @@ from typing import Any
 class Waiter:
     """Waits once, on behalf of one task, and has no result. Cancelling the task cancels it."""
 
-    __slots__ = ("_asyncio_future_blocking", "_callback", "_context", "_is_cancelled", "_is_done", "_loop")
+    _asyncio_future_blocking = False  # asyncio recognizes futures by this name, and sets it
+    _callback: Callable[[Any], object] | None = None  # set with the context in which it runs
+    _context: Context
+    _is_done = False
+    _is_cancelled = False
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop  # asyncio looks for this name to learn the future's event loop
-        self._asyncio_future_blocking = False  # asyncio recognizes futures by this name, and sets it
-        self._callback: Callable[[Any], object] | None = None
-        self._context: Context | None = None
-        self._is_done = False
-        self._is_cancelled = False
 
     def __await__(self) -> Generator["Waiter", None, None]:
         if not self._is_done:
@@ -35,17 +34,11 @@ class Waiter:
 
     def wake(self) -> None:
         """End the wait: the task goes on before this returns, or in the next turn if another task runs now."""
-        if self._is_done:
+        if self._is_done or self._callback is None or asyncio.current_task(self._loop) is not None:
+            self.wake_soon()
             return
         self._is_done = True
-        callback, context = self._callback, self._context
-        if callback is None:
-            return
-        assert context is not None
-        if asyncio.current_task(self._loop) is None:
-            context.run(callback, self)
-        else:
-            self._loop.call_soon(callback, self, context=context)
+        self._context.run(self._callback, self)
 
     def wake_soon(self) -> None:
         """End the wait, but let the task go on in the next turn: for callers that have more to do first."""
