@@ -53,8 +53,9 @@ MAX_FIELDS = 128
 """How many fields a head may have."""
 
 _NEVER_FULL = 2**30  # bytes that may wait in the parser's own reader, which is emptied after each piece
-_FOLD = re.compile(rb"\n[ \t]")  # a field that goes on in another line; the parser copies the field for each line
-_HEAD_END = re.compile(rb"\n\r?\n")  # the parser of answers also takes lines that end without a carriage return
+# What ends a head: an empty line (the parser of answers also takes lines that end without a carriage return); or group
+# 1, a field that goes on in another line, which is refused because the parser copies the field for each line.
+_HEAD_END = re.compile(rb"\n(?:\r?\n|([ \t]))")
 _CHUNKED_REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 _CHUNKED_ANSWER = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 _TLS = "Received HTTPS traffic on an HTTP port"  # a message of aiohttp's parser
@@ -117,10 +118,9 @@ class Heads:
 
         Raises `MalformedError`.
         """
-        feed_data = self._parser.feed_data
         try:
-            early = feed_data(text[:-1] if is_end else text)[0]
-            heads = feed_data(b"\n")[0] if is_end else early
+            early = self._parser.feed_data(text[:-1])[0]
+            heads = self._parser.feed_data(text[-1:])[0]
         except HttpProcessingError as error:
             raise _malformed(error) from None
         except ValueError:  # from the URL that the parser makes of a target
@@ -172,8 +172,6 @@ class Incoming:
     """How many bytes of the body, on the wire, have come and were not read."""
     has_surplus = False
     """Whether bytes have come behind a chunked body, which `feed_body` cannot tell from the body."""
-    has_begun = False
-    """Whether the first line of a head has begun to come."""
     is_ascii = True
     """Whether the head has only ASCII, as far as it has come."""
     left = 0
@@ -193,27 +191,28 @@ class Incoming:
         """
         heads, tail = self._heads, self._tail
         # blank lines before a message are ignored (RFC 9112 section 2.2)
-        text = data if self.has_begun else data.lstrip(b"\r\n")
+        text = data if tail else data.lstrip(b"\r\n")
         found = _HEAD_END.search(tail + text)
         end = len(text) if found is None else found.end() - len(tail)
         self.head_bytes += len(data) - len(text) + end
         if self.head_bytes > heads.max_bytes:
             raise HeadTooLargeError(f"the head has more than {heads.max_bytes} bytes")
-        if _FOLD.search(tail + text, 0, len(tail) + end):
+        if found is not None and found[1]:
             raise MalformedError("a field of the head goes on in another line (RFC 9112 section 5.2)")
-        behind = text[end:]
-        if behind:
-            text = text[:end]
+        text, behind = text[:end], text[end:]
         if not text.isascii():
             self.is_ascii = False
         head = heads.feed(text, is_end=found is not None)
         if head is None:
-            self.has_begun = self.has_begun or bool(text)
             self._tail = (tail + text)[-2:]
             return None
         self._tail = b""
-        self.has_begun = False
         return head, behind
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the first line of a head has begun to come, and its end has not."""
+        return bool(self._tail)
 
     def expect(self, phase: Phase, n_bytes: int = 0) -> None:
         """The body ends as *phase* says: SIZED after *n_bytes*; DONE means that there is none."""
