@@ -52,6 +52,7 @@ MAX_DIGITS = 32
 MAX_FIELDS = 128
 """How many fields a head may have."""
 
+_ENDLESS = 2**63  # more bytes than any body has
 _NEVER_FULL = 2**30  # bytes that may wait in the parser's own reader, which is emptied after each piece
 # What ends a head: an empty line (the parser of answers also takes lines that end without a carriage return); or group
 # 1, a field that goes on in another line, which is refused because the parser copies the field for each line.
@@ -175,14 +176,14 @@ class Incoming:
     is_ascii = True
     """Whether the head has only ASCII, as far as it has come."""
     left = 0
-    """How many bytes of a body of known length are still to come."""
+    """How many bytes of the body are still to come: exactly in phase SIZED, at most in any other."""
     _tail = b""  # the last two bytes of the head so far, in which its end may have begun
     _chunks: "_Chunks | None" = None
 
     def __init__(self, heads: Heads) -> None:
         """The next message of the connection of *heads*, whose previous message has come to its end."""
         self._heads = heads
-        self._pieces: deque[bytes] = deque()
+        self._pieces: deque[bytes | memoryview] = deque()
 
     def feed_head(self, data: bytes) -> tuple[RawRequestMessage | RawResponseMessage, bytes] | None:
         """Take bytes of the head. Returns the head and the bytes behind it once its end has come, else None.
@@ -216,37 +217,26 @@ class Incoming:
 
     def expect(self, phase: Phase, n_bytes: int = 0) -> None:
         """The body ends as *phase* says: SIZED after *n_bytes*; DONE means that there is none."""
-        if phase is _SIZED and not n_bytes:
-            phase = _DONE
-        elif phase is _CHUNKED:
-            self._chunks = self._heads.chunks()
-        self.phase = phase
+        if phase is not _SIZED:
+            n_bytes = 0 if phase is _DONE else _ENDLESS
+            if phase is _CHUNKED:
+                self._chunks = self._heads.chunks()
+        self.phase = phase if n_bytes else _DONE
         self.left = n_bytes
-        self.has_arrived = phase is _DONE
+        self.has_arrived = not n_bytes
 
     def feed_body(self, data: bytes) -> bytes:
         """Take bytes of the body. Returns the bytes behind a body of known length.
 
         Bytes behind a chunked body are dropped when its end is read: see `has_surplus`.
         """
-        if self.has_arrived:
-            return data
-        behind = b""
-        n_bytes = len(data)
-        if self.phase is _SIZED:
-            left = self.left
-            if n_bytes > left:
-                data, behind = data[:left], data[left:]
-                n_bytes = left
-            self.left = left = left - n_bytes
-            if not left:
-                self.phase = _DONE
-                self.has_arrived = True
-        self.unread_bytes += n_bytes
-        if n_bytes > PIECE_BYTES and self.phase is _CHUNKED:
-            self._pieces.extend(data[start : start + PIECE_BYTES] for start in range(0, n_bytes, PIECE_BYTES))
-        elif n_bytes:
-            self._pieces.append(data)
+        body, behind = data[: self.left], data[self.left :]
+        if body:
+            self.left -= len(body)
+            if not self.left:
+                self.phase, self.has_arrived = _DONE, True
+            self.unread_bytes += len(body)
+            self._pieces.append(body)
         return behind
 
     def read(self) -> bytes:
@@ -255,11 +245,9 @@ class Incoming:
         Of a chunked body at most `PIECE_BYTES` are decoded. Raises `MalformedError`.
         """
         pieces = self._pieces
-        if not pieces:
-            return b""
         if self.phase is _CHUNKED:
-            return self._decode()
-        whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            return self._decode() if pieces else b""
+        whole = b"".join(pieces)  # a single piece is not copied
         pieces.clear()
         self.unread_bytes = 0
         return whole
@@ -283,10 +271,10 @@ class Incoming:
         """Decode the next piece of a chunked body. Raises `MalformedError`."""
         chunks, pieces = self._chunks, self._pieces
         assert chunks is not None
-        piece = pieces.popleft()
-        if len(piece) > chunks.piece_bytes:
-            pieces.appendleft(piece[chunks.piece_bytes :])
-            piece = piece[: chunks.piece_bytes]
+        waiting = memoryview(pieces.popleft())
+        piece, rest = bytes(waiting[: chunks.piece_bytes]), waiting[chunks.piece_bytes :]
+        if rest:
+            pieces.appendleft(rest)
         self.unread_bytes -= len(piece)
         text = chunks.decode(piece)
         if chunks.is_at_end:

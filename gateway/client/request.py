@@ -74,7 +74,7 @@ class Served(Incoming):
     @property
     def is_left_over(self) -> bool:
         """Whether so much of the body has not come that the connection cannot serve another request."""
-        return not self.has_arrived and (self.is_expecting or self.phase is not Phase.SIZED or self.left > DROP_BYTES)
+        return not self.has_arrived and (self.is_expecting or self.left > DROP_BYTES)
 
     async def read_more(self) -> bytes:
         """The bytes of the body that have arrived; waits if there are none. Empty at the end.
