@@ -26,12 +26,16 @@ class ClientBody(Reservation):
     _beyond_bytes = 0  # bytes that `reserve` took without room for them
 
     def __init__(self, request: ClientRequest, exchange: Exchange, shared: Any, plan: Plan) -> None:
-        """*shared* has the `admission`. Nothing is reserved before the request is admitted."""
+        """*shared* has what all requests share: the `admission`, and whether it `is_draining`.
+
+        Nothing is reserved before the request is admitted.
+        """
         self.admission: Admission = shared.admission
+        self._shared = shared
+        self._plan = plan
         self._request = request
         self._connection: Served = request.connection  # or another front's object in its place
         self._exchange = exchange
-        self._max_bytes = plan.limits.request_body
 
     async def admit(self, n_bytes: int) -> None:
         """Reserve *n_bytes* for a body before it is read, and a slot as well if the body is complete.
@@ -151,10 +155,10 @@ class ClientBody(Reservation):
 
     def check_length(self) -> None:
         """Raise `GatewayError` if the body's Content-Length or received bytes exceed `limits.request_body`."""
-        length, received = self._request.content_length, self._exchange.client_request_bytes
-        if received > self._max_bytes or (length is not None and length > self._max_bytes):
-            size = f"more than {self._max_bytes:d}" if length is None else length
-            words = f"the body has {size} bytes, limits.request_body is {self._max_bytes:d}"
+        length, max_bytes = self._request.content_length, self._plan.limits.request_body
+        if self._exchange.client_request_bytes > max_bytes or (length is not None and length > max_bytes):
+            size = f"more than {max_bytes:d}" if length is None else length
+            words = f"the body has {size} bytes, limits.request_body is {max_bytes:d}"
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
 
     def _find_coding(self) -> Coding | None:
@@ -182,7 +186,8 @@ class ClientBody(Reservation):
         """Read a body as it arrives, admit each piece of it, and inflate it if it has a *coding*."""
         grown = bytearray()
         try:
-            async for piece in self._pieces(None if coding is None else Inflater(coding, self._max_bytes)):
+            max_bytes = self._plan.limits.request_body
+            async for piece in self._pieces(None if coding is None else Inflater(coding, max_bytes)):
                 await self._take(len(piece), 0)
                 grown += piece
         except TooLargeError as error:

@@ -9,16 +9,12 @@ from collections.abc import Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any
 
 import orjson
 
 from gateway.client.body import ClientBody
-from gateway.client.request import ClientRequest
 from gateway.errors import ErrorKind, GatewayError, proxy_status
-from gateway.exchange import Exchange
 from gateway.headers import Pairs
-from gateway.plan import Plan
 
 WRITE_BYTES = 256 * 1024
 """How many bytes are handed to a connection at once: Python 3.11 copies the bytes that the socket does not take."""
@@ -43,12 +39,6 @@ class Reply(ClientBody):
     _is_chunked = False
     _is_bodiless = False
 
-    def __init__(self, request: ClientRequest, exchange: Exchange, shared: Any, plan: Plan) -> None:
-        """*shared* has what all requests share; while it `is_draining` connections are closed after their reply."""
-        super().__init__(request, exchange, shared, plan)
-        self._shared = shared
-        self._timing = plan.timing
-
     async def complete(self) -> None:
         """Wait while too many written bytes wait to be sent. Raises `ConnectionError` when the client left."""
         out = self._connection.out
@@ -69,10 +59,9 @@ class Reply(ClientBody):
         if not self._is_bodiless:
             head = b"".join([head, *buffers])
             self._exchange.client_response_bytes = n_bytes
-        out = self._connection.out
-        out.write(head)
-        if out.is_behind:
-            await out.drain()
+        self._connection.out.write(head)
+        if self._connection.out.is_behind:
+            await self._connection.out.drain()
         self.is_complete = True
 
     async def begin(self, status: int, headers: Pairs, length: int | None, lines: str = "") -> None:
@@ -154,13 +143,10 @@ class Reply(ClientBody):
         assert not self.has_begun, "a request has one reply"
         exchange, connection = self._exchange, self._connection
         self._is_bodiless = is_bodiless = status in _BODILESS or self._request.method == "HEAD"
-        self._is_chunked = length is None and not is_old and not is_bodiless
-        if (
-            self._shared.is_draining
-            or (not connection.has_arrived and connection.is_left_over)
-            # a body without length that is not chunked ends with the connection
-            or (length is None and is_old and not is_bodiless)
-        ):
+        is_open = length is None and not is_bodiless
+        self._is_chunked = is_open and not is_old
+        # an open body that is not chunked ends with the connection
+        if self._shared.is_draining or (is_open and is_old) or (not connection.has_arrived and connection.is_left_over):
             connection.keeps_alive = False
         exchange.status = status
         if status >= 400 and exchange.error is None:
@@ -168,34 +154,27 @@ class Reply(ClientBody):
 
     def _head(self, status: int, headers: Pairs, length: int | None, ready: str) -> bytes:
         """The head of the reply, which says how its body and the connection end (RFC 9112 sections 6 and 9)."""
+        exchange, find_timing = self._exchange, self._plan.timing
         is_old = self._request.version < (1, 1)
         self._decide(status, length, is_old=is_old)
-        lines = [f"HTTP/1.{0 if is_old else 1} {status} {_PHRASES.get(status, '')}"]
-        if ready:
-            lines.append(ready)
-        for name, value in headers:
-            if name.lower() not in _WRITTEN_HERE:
-                lines.append(f"{name}: {value}")
-        lines.append(f"X-Request-Id: {self._exchange.request_id}")
-        if self._timing is not None:
-            lines.append(f"Server-Timing: {self._timing(self._exchange)}")
-        if self._is_chunked:
-            lines.append("Transfer-Encoding: chunked")
-        elif length is not None and status != 204:
-            lines.append(f"Content-Length: {length}")
-        if not self._connection.keeps_alive:
-            lines.append("Connection: close")
-        elif is_old:
-            lines.append("Connection: keep-alive")
-        text = "\r\n".join(lines)
+        first = f"HTTP/1.{0 if is_old else 1} {status} {_PHRASES.get(status, '')}\r\n"
+        crossing = f"{ready}\r\n" if ready else ""
+        fields = "".join([f"{name}: {value}\r\n" for name, value in headers if name.lower() not in _WRITTEN_HERE])
+        timing = "" if find_timing is None else f"Server-Timing: {find_timing(exchange)}\r\n"
+        framing = "Transfer-Encoding: chunked\r\n" if self._is_chunked else ""
+        if length is not None and status != 204:
+            framing = f"Content-Length: {length}\r\n"
+        kept = "Connection: keep-alive\r\n" if is_old else ""
+        persistence = kept if self._connection.keeps_alive else "Connection: close\r\n"
+        text = f"{first}{crossing}{fields}X-Request-Id: {exchange.request_id}\r\n{timing}{framing}{persistence}"
         said = text.lower()
-        server = "" if "\r\nserver:" in said else "\r\nServer: tensor-gateway"
+        server = "" if "\r\nserver:" in said else "Server: tensor-gateway\r\n"
         date = "" if "\r\ndate:" in said else _date(int(time.time()))
         self.has_begun = True
-        return f"{text}{server}{date}\r\n\r\n".encode()
+        return f"{text}{server}{date}\r\n".encode()
 
 
 @lru_cache(maxsize=1)
 def _date(now_s: int) -> str:
-    """The `Date` header of this second, as a line behind others."""
-    return f"\r\nDate: {formatdate(now_s, usegmt=True)}"
+    """The `Date` header of this second, as a line."""
+    return f"Date: {formatdate(now_s, usegmt=True)}\r\n"

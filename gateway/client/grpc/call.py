@@ -149,7 +149,6 @@ class GrpcCall(ClientBody):
         self._message = request.connection
         self._stream = request.connection.stream
         self._method = METHODS.get(self._stream.head.path)  # None: it is an inference
-        self._plan = plan
         self._kept: list[Buffer] = []
 
     # The message, as the corridor reads it: the JSON of the request, with the blobs in buffers of their own
