@@ -85,7 +85,7 @@ class Wire(asyncio.Protocol):
             return False
         self.answer = answer
         transport.write(first_bytes)
-        if self.is_reused and witness.has_unread() and witness.was_crossed():
+        if self.is_reused and witness.has_unread() and witness.is_too_early():
             transport.abort()
         return True
 

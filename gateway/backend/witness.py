@@ -14,7 +14,7 @@ from gateway.sockets import ACKED, ESTABLISHED, RECEIVED, SENT, STATE, TcpCounte
 class Witness(Watched):
     """Watches the exchanges of one connection, one after the other."""
 
-    __slots__ = ("_before", "_is_acknowledged", "is_unsent", "received_bytes")
+    __slots__ = ("_before", "is_unsent", "received_bytes")
 
     def __init__(self, sock: socket.socket) -> None:
         """*sock* is the connection's socket, and must be open."""
@@ -23,8 +23,8 @@ class Witness(Watched):
         """The bytes read since the connection was opened, without the framing of TLS; the reader counts them here."""
         self.is_unsent = False
         """Whether it is certain, after `end`, that no byte of the request has left this machine."""
-        self._before: TcpCounters | None = None  # before any byte of the request left
-        self._is_acknowledged = False  # whether `was_crossed` has seen an acknowledgement of the request
+        # before any byte of the request left; None once the backend's kernel has acknowledged a part of the request
+        self._before: TcpCounters | None = None
 
     def is_quiet(self) -> bool:
         """Note the counters before a request. Whether nothing has come, neither bytes nor the end of the stream.
@@ -32,36 +32,24 @@ class Witness(Watched):
         The kernel is asked, because bytes may have arrived since the event loop last looked. With TLS they might be a
         session ticket, but servers send tickets before their first answer.
         """
-        self.is_unsent = False
-        self._is_acknowledged = False
         self._before = now = self.counters()
         if now is not None and now[RECEIVED] == self.received_bytes and now[STATE] == ESTABLISHED:
             return True  # all that arrived was read; with TLS the counts differ, and the next line decides
         return not self.has_unread()
 
-    def was_crossed(self) -> bool:
-        """Whether the bytes that came while the request left cannot be an answer: they acknowledge nothing of it.
+    def is_too_early(self) -> bool:
+        """Whether what came first, bytes or the end of the stream, was sent before the request arrived: no answer.
 
-        To be called if there are any when the first bytes were handed to the kernel.
+        An answer acknowledges the bytes of the request that were read. If the kernel has counted no acknowledgement,
+        the backend had nothing of the request, as when it sends a 408 to an idle connection.
         """
         if self._before is None:
             return False
         now = self.counters()
-        if now is None or now[RECEIVED] == self._before[RECEIVED]:
-            return False
-        self._is_acknowledged = now[ACKED] != self._before[ACKED]
-        return not self._is_acknowledged
-
-    def is_too_early(self) -> bool:
-        """Whether the first bytes that came cannot be an answer: the backend had nothing of the request by then.
-
-        An answer acknowledges the bytes of the request that were read. If the kernel has counted no acknowledgement,
-        the bytes were sent before the request arrived, as a 408 to an idle connection is.
-        """
-        if self._before is None or self._is_acknowledged:
-            return False
-        now = self.counters()
-        return now is not None and now[ACKED] == self._before[ACKED]
+        if now is not None and now[ACKED] == self._before[ACKED]:
+            return True
+        self._before = None
+        return False
 
     def end(self) -> None:
         """Find out whether the request `is_unsent`, before the socket closes."""
