@@ -94,18 +94,10 @@ class Wire(asyncio.Protocol):
 
         The connection is idle from then on.
         """
-        transport, answer = self.transport, self.answer
-        if (
-            transport is None
-            or answer is None
-            or answer.is_last
-            or answer.has_surplus
-            or answer.unread_bytes
-            or not answer.has_arrived
-            or transport.is_closing()
-            or transport.get_write_buffer_size()
-            or (self.tls is not None and not self.tls.is_at_rest)
-        ):
+        transport, answer, tls = self.transport, self.answer, self.tls
+        is_open = transport is not None and not (transport.is_closing() or transport.get_write_buffer_size())
+        has_ended = answer is not None and answer.is_read and not (answer.is_last or answer.has_surplus)
+        if not (is_open and has_ended and (tls is None or tls.is_at_rest)):
             return False
         self.answer = None
         self.idle_since = self._loop.time()
