@@ -255,13 +255,12 @@ class ArrivingAnswer(Incoming):
         """
         pieces: list[bytes] = []
         try:
-            while self.unread_bytes and len(pieces) < MAX_DENSE:
+            pieces.append(self.read())
+            while self.unread_bytes and len(pieces[-1]) >= DENSE_BYTES and len(pieces) < MAX_DENSE:
                 pieces.append(self.read())
-                if len(pieces[-1]) < DENSE_BYTES:
-                    break
         except MalformedError as error:
             self._break(str(error))
         if self._is_paused and self.unread_bytes < READ_BYTES // 2:
             self._is_paused = False
             self._transport.resume_reading()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return b"".join(pieces)

@@ -46,8 +46,8 @@ class Answer:
     """The header fields."""
     is_streamed = False
     """Whether the request's body is a stream that was opened."""
-    is_sent = False
-    """Whether the request was sent to its end."""
+    is_sent = True
+    """Whether the request was sent to its end: a body that is no stream goes out with the head."""
     is_read = False
     """Whether the body was read to its end."""
     _sending: asyncio.Task[None] | None = None  # of a streamed body
@@ -74,15 +74,14 @@ class Answer:
 
         Raises `GatewayError` and `StaleConnectionError`. A streamed body is sent by a task from now on.
         """
-        wire, arriving, open_ = self._wire, self._arriving, self._request.body.open
-        assert wire is not None
+        open_ = self._request.body.open
         if open_ is None:
-            self.is_sent = True
             self._deadlines.enter("first_byte")
         else:
-            self.is_streamed = True
-            self._sending = asyncio.ensure_future(self._send(wire, open_()))
-        while (head := arriving.head) is None:
+            assert self._wire is not None
+            self.is_streamed, self.is_sent = True, False
+            self._sending = asyncio.ensure_future(self._send(self._wire, open_()))
+        while (head := self._arriving.head) is None:
             await self._change()
         if head.defect is not None:
             raise self._malformed(head.defect)
@@ -160,9 +159,9 @@ class Answer:
         if chunk:
             self._deadlines.enter("gateway")
             attempt.response_bytes += len(chunk)
-        max_bytes = self._request.max_answer_bytes
-        if (self.head.length or attempt.response_bytes) > max_bytes and self.status < 300:
-            raise self._malformed(f"answered with a body larger than limits.response_body, {int(max_bytes)} bytes")
+        if (self.head.length or attempt.response_bytes) > self._request.max_answer_bytes and self.status < 300:
+            max_bytes = int(self._request.max_answer_bytes)
+            raise self._malformed(f"answered with a body larger than limits.response_body, {max_bytes} bytes")
         if arriving.has_arrived and not arriving.unread_bytes:
             self.is_read = True
             if not self._request.is_read_whole:
@@ -184,16 +183,13 @@ class Answer:
             else:
                 await self._pacer.breathe()
         is_one_piece = (self.head.length or whole_bytes + 1) <= whole_bytes
-        pieces: list[bytes] = []
-        while True:
-            piece = self.read_arrived()
-            pieces.append(piece)
-            if self.is_read or (piece and not is_one_piece):
-                break
+        pieces = [self.read_arrived()]
+        while not self.is_read and (is_one_piece or not pieces[-1]):
             if not arriving.unread_bytes:
                 self._deadlines.enter("idle")
                 await self._change()
-        return piece if len(pieces) == 1 else b"".join(pieces)
+            pieces.append(self.read_arrived())
+        return b"".join(pieces)
 
     def _change(self) -> Waiter:
         """A waiter for more of the answer, awaited at once. Raises `GatewayError` and `StaleConnectionError`."""
