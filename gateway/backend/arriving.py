@@ -62,6 +62,22 @@ class NotHttpError(Exception):
 class AnswerHead:
     """The parsed head of an answer that is not interim."""
 
+    headers: Headers
+    """All fields; bytes that are not UTF-8 are surrogates."""
+    length: int | None = None
+    """How many bytes of body the answer announces; None if it does not say."""
+    phase = Phase.UNTIL_END
+    """How the body ends."""
+    is_last: bool
+    """Whether the connection must not carry another request after this answer.
+
+    There are three reasons. The backend says so. An answer that has no body announces one, and some servers send it all
+    the same. The status is 500: uvicorn answers an exception that nobody handles with a whole 500, and closes the
+    connection some milliseconds later, without having said so, under the next request.
+    """
+    defect: str | None = None
+    """Why the head must not be passed on, or does not say how the body ends, in words; None if it is right."""
+
     def __init__(self, message: RawResponseMessage, method: str) -> None:
         """*message* comes from aiohttp's parser, which refuses lengths that are no numbers or repeated.
 
@@ -69,54 +85,42 @@ class AnswerHead:
         obeys itself, such as `Transfer-Encoding`, and leaves it in the name. *method* is the request's.
         """
         self.code: int = message.code
-        reason: str = message.reason
-        self.reason = reason if reason.isascii() and reason.isprintable() else ""
-        """The reason phrase after the status, if it is printable ASCII; else empty."""
-        headers = Headers(message.headers.items())
-        if " " in "".join(headers.first):
-            headers = Headers((name.rstrip(" "), value) for name, value in headers.pairs)
-        self.headers = headers
-        """All fields; bytes that are not UTF-8 are surrogates."""
-        self.length: int | None = None
-        """How many bytes of body the answer announces; None if it does not say."""
-        self.phase = Phase.UNTIL_END
-        """How the body ends."""
-        codings = None
-        digits = headers.first.get("content-length")
-        if "transfer-encoding" in headers.first:
+        self._reason: str = message.reason
+        self.headers = headers = Headers(message.headers.items())
+        names = "".join(headers.first)
+        if " " in names:
+            self.headers = headers = Headers((name.rstrip(" "), value) for name, value in headers.pairs)
+        first = headers.first
+        if "transfer-encoding" in first:
             codings = headers.joined("transfer-encoding")
             if codings.lower() == "chunked":
                 self.phase = Phase.CHUNKED
-        elif digits is not None:
-            self.length = int(digits) if len(digits) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
+            else:
+                self.defect = f"answered with Transfer-Encoding {codings[:64]!r}; only `chunked` is supported"
+        elif (digits := first.get("content-length")) is not None:
             self.phase = Phase.SIZED
+            self.length = length = int(digits) if len(digits) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
+            if length > MAX_CONTENT_LENGTH:
+                self.defect = f"answered with Content-Length {length}, at most {MAX_CONTENT_LENGTH} is possible"
         self.is_last = message.should_close or self.code == _UNHANDLED
-        """Whether the connection must not carry another request after this answer.
-
-        There are three reasons. The backend says so. An answer that has no body announces one, and some servers send it
-        all the same. The status is 500: uvicorn answers an exception that nobody handles with a whole 500, and closes
-        the connection some milliseconds later, without having said so, under the next request.
-        """
-        self.defect = self._find_defect(codings)
-        """Why the head must not be passed on, or does not say how the body ends, in words; None if it is right."""
         if method == "HEAD" or self.code in _WITHOUT_BODY:  # whatever it announces (RFC 9112 section 6.3)
-            self.is_last = self.is_last or codings is not None or bool(self.length)
+            self.is_last = self.is_last or "transfer-encoding" in first or bool(self.length)
             self.phase = Phase.DONE
+        self.defect = self._find_defect(names, "".join(message.headers.values())) or self.defect
 
-    def _find_defect(self, codings: str | None) -> str | None:
+    @property
+    def reason(self) -> str:
+        """The reason phrase after the status, if it is printable ASCII; else empty."""
+        return self._reason if self._reason.isascii() and self._reason.isprintable() else ""
+
+    def _find_defect(self, names: str, values: str) -> str | None:
         if not 200 <= self.code <= MAX_STATUS:
             return f"answered with status {self.code:03}; expected one from 200 to {MAX_STATUS}"
-        headers = self.headers
-        names, values = "".join(headers.first), "".join([value for _, value in headers.pairs])
         # most values have neither tabs nor other alphabets, and need no search
         if not (names.isascii() and names.isprintable() and (values.isprintable() or not _UNFIT.search(values))):
             return "answered with a header that holds a control character or bytes that are not UTF-8"
-        if "connection" in headers.first and len(headers.joined("connection")) > MAX_CONNECTION_BYTES:
+        if "connection" in self.headers.first and len(self.headers.joined("connection")) > MAX_CONNECTION_BYTES:
             return f"answered with a Connection header of more than {MAX_CONNECTION_BYTES} bytes"
-        if codings is not None and self.phase is not Phase.CHUNKED:
-            return f"answered with Transfer-Encoding {codings[:64]!r}; only `chunked` is supported"
-        if self.length is not None and self.length > MAX_CONTENT_LENGTH:
-            return f"answered with Content-Length {self.length}, at most {MAX_CONTENT_LENGTH} is possible"
         return None
 
 
