@@ -34,22 +34,24 @@ class Deadlines:
         *total_at*: when `total` is over, by the event loop's clock.
         """
         self.loop = loop
-        self.total_at = self.ends_at = total_at
+        self.total_at = total_at
         self._timeouts = timeouts
         task = asyncio.current_task(loop)
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
         self._entered_s = now_s  # when the last phase began that is the endpoint's time
-        # a phase that begins meanwhile cannot end before the next look, so entering it costs one assignment
+        # a phase that begins meanwhile cannot end before the next look, so entering it only notes the time
         self._pause_s = max(LATE_S, min(timeouts.first_byte, timeouts.idle))
         self._timer = loop.call_at(min(total_at, now_s + self._pause_s), self._look)
 
     def _look(self) -> None:
         """End the phase if its time is over, else look again when it could be over at the earliest."""
-        now_s = self.loop.time()
-        if now_s < self.ends_at:
-            self._timer = self.loop.call_at(min(self.ends_at, now_s + self._pause_s), self._look)
+        now_s, ends_at = self.loop.time(), self.total_at
+        if self.phase in _WORDS:
+            ends_at = min(ends_at, self._entered_s + getattr(self._timeouts, self.phase))
+        if now_s < ends_at:
+            self._timer = self.loop.call_at(min(ends_at, now_s + self._pause_s), self._look)
         else:
             self.expire(now_s)
 
@@ -60,12 +62,8 @@ class Deadlines:
         the answer; in `total` it connects.
         """
         self.phase = phase
-        if phase not in _WORDS:
-            self.ends_at = self.total_at
-        else:
-            self._entered_s = now_s = self.loop.time()
-            ends_at = now_s + getattr(self._timeouts, phase)
-            self.ends_at = ends_at if ends_at < self.total_at else self.total_at
+        if phase in _WORDS:
+            self._entered_s = self.loop.time()
 
     def expire(self, now_s: float) -> None:
         """Cancel the task, because the phase's time is over."""
