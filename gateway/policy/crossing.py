@@ -118,7 +118,8 @@ class BackendHeaders:
         """What makes the fields for one kind of request: without *dropped*, and with *added*."""
         of_proxy = self._never | dropped
         of_others = of_proxy | _SAID_BY_PROXIES
-        coded, uncoded = self._added(*added), self._added(*added, _IDENTITY)
+        uncoded = self._added(*added, _IDENTITY)
+        coded = self._added(*added) if dropped.isdisjoint(_CODING) else uncoded
         names_client, names_scheme, names_host = (
             f"x-forwarded-{name}" not in self._removed for name in ("for", "proto", "host")
         )
@@ -135,7 +136,7 @@ class BackendHeaders:
             if names_client and hop and hop != UNIX_PEER:
                 fields.append(("X-Forwarded-For", hop))
             # a client that says nothing expects no coding, although RFC 9110 section 12.5.3 would allow any
-            fields += coded if "accept-encoding" in headers.first and "accept-encoding" not in dropped else uncoded
+            fields += coded if "accept-encoding" in headers.first else uncoded
             return fields
 
         return fields_for
@@ -197,15 +198,14 @@ def _without(headers: Headers, dropped: frozenset[str]) -> Fields:
 
     `_` counts as `-` in names: to applications behind CGI or WSGI the two are the same.
     """
-    pairs, first = headers.pairs, headers.first
-    if "connection" in first:
+    if "connection" in headers.first:
         connection = headers.all("connection")
         if len(connection) > 1 or connection[0].lower() not in _KEEP_OR_CLOSE:
             named = {name.strip().lower() for value in connection for name in value.split(",")}
             dropped = dropped | (named - _FOR_ALL)
-    lower = first if len(first) == len(pairs) else [name.lower() for name, _ in pairs]
-    return [
-        pair
-        for name, pair in zip(lower, pairs, strict=True)
-        if name not in dropped and ("_" not in name or name.replace("_", "-") not in dropped)
-    ]
+    fields: Fields = []
+    for pair in headers.pairs:  # for so few a comprehension would take longer to begin
+        name = pair[0].lower()
+        if name not in dropped and ("_" not in name or name.replace("_", "-") not in dropped):
+            fields.append(pair)
+    return fields
