@@ -19,8 +19,7 @@ _VENDOR_TYPE = re.compile(
     re.IGNORECASE,
 )
 _COPY_BYTES = 256 * 1024
-
-_DIGITS = re.compile(r"[ \t]*([0-9]{1,19})[ \t]*", re.ASCII)
+_MAX_DIGITS = 19
 
 
 class Framing(msgspec.Struct, frozen=True):
@@ -57,45 +56,43 @@ def parse_framing(header_lengths: Sequence[str], content_type: str) -> Framing:
 
 def _length_of(value: str) -> int:
     """The header length that *value* says. Raises `CodecError` for what is not in decimal digits (protocol 1.2)."""
-    digits = _DIGITS.fullmatch(value)
-    if digits is None:
+    digits = value.strip(" \t")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS):
         raise CodecError(f"{HEADER_LENGTH} or json-header-size: expected decimal digits, got {value[:64]!r}")
-    return int(digits[1])
+    return int(digits)
 
 
 class Cursor:
     """Takes blobs off the binary part of a body, front to back. No other code counts offsets into it."""
 
-    __slots__ = ("_buffers",)
+    __slots__ = ("_buffer", "_others")
 
-    def __init__(self, *buffers: memoryview) -> None:
-        """*buffers* are the binary part; each blob lies in one of them."""
-        self._buffers = list(buffers)
+    def __init__(self, buffer: memoryview, *others: memoryview) -> None:
+        """*buffer* and then *others* are the binary part; each blob lies in one of them."""
+        self._buffer = buffer
+        self._others = [*reversed(others)]
 
     def __len__(self) -> int:
         """How many bytes are left."""
-        return sum(map(len, self._buffers))
+        return len(self._buffer) + sum(map(len, self._others))
 
     def take(self, n_bytes: int) -> memoryview:
         """The next *n_bytes* as a view. Raises `CodecError` if they are missing (protocol 1.5)."""
-        buffers = self._buffers
-        while n_bytes and not buffers[0] and len(buffers) > 1:
-            del buffers[0]
-        buffer = buffers[0]
-        left = len(buffer)
-        if n_bytes > left:
-            raise CodecError(
-                f"binary_data_size is {n_bytes}, but only {left} bytes of the body are left: {n_bytes - left} bytes "
-                "missing"
-            )
-        buffers[0] = buffer[n_bytes:]
-        return buffer[:n_bytes]
+        while len(blob := self._buffer[:n_bytes]) < n_bytes:
+            left = len(blob)
+            if left or not self._others:
+                raise CodecError(
+                    f"binary_data_size is {n_bytes}, but only {left} bytes of the body are left: {n_bytes - left} "
+                    "bytes missing"
+                )
+            self._buffer = self._others.pop()
+        self._buffer = self._buffer[n_bytes:]
+        return blob
 
     def finish(self) -> None:
         """Raise `CodecError` if bytes are left over (protocol 1.5)."""
-        left = sum(map(len, self._buffers))
-        if left:
-            raise CodecError(f"{left} bytes left over behind the binary_data_size of the last binary input")
+        if self._buffer or any(self._others):
+            raise CodecError(f"{len(self)} bytes left over behind the binary_data_size of the last binary input")
 
 
 def copied(blob: memoryview, *, behind: bytes = b"") -> Generator[None, None, memoryview]:
