@@ -80,14 +80,13 @@ class Call:
         self.exchange = exchange
         self.body = self.reply = (request.front or Reply)(request, exchange, shared, plan)
 
-    def choose(self, sequence_id: str | None = None) -> None:
-        """Choose the backend for the request, by *sequence_id* if it has one and the route goes by it."""
+    def choose(self, sticky_key: str | None = None) -> None:
+        """Choose the backend for the request, by its *sticky_key* unless the route finds that in a header."""
         destination = self.match.destination
-        key = sequence_id or None
-        if key is None and destination.sticky_header:
-            key = self.request.headers.get(destination.sticky_header).strip() or None
-        self.sticky_key = key
-        name = self.exchange.backend = destination.only or destination.pick(key or str(random.getrandbits(64)))
+        if destination.sticky_header:
+            sticky_key = self.request.headers.get(destination.sticky_header).strip() or None
+        self.sticky_key = sticky_key
+        name = self.exchange.backend = destination.only or destination.pick(sticky_key or str(random.getrandbits(64)))
         self.upstream = upstream = self.serving.upstreams[name]
         self.backend = upstream.plan
         if self.request.deadline_s is not None:
