@@ -4,6 +4,7 @@ Answers of such servers have no names, datatypes or shapes. These come from the 
 recent one. Not here: the dialects (`codec`), and the gateway's answers in place of such servers (`own_answers`).
 """
 
+import time
 from contextlib import suppress
 from functools import partial
 
@@ -110,7 +111,10 @@ class Foreign:
             await self._question.begin()
             if call.upstream.connections.is_full:  # else an inference on the last connection would wait for itself
                 await self._question.answer()
-        return Prepared(request, written, self._decoder, refresh, self._other_decoder, target)
+        began_s = time.perf_counter()
+        text = written.small_json
+        call.exchange.request_codec.seconds += time.perf_counter() - began_s
+        return Prepared(request, written, text, self._decoder, refresh, self._other_decoder, target)
 
     def _written(self, described: ModelDescription) -> WrittenRequest:
         """The request for the model as it is *described*. Raises `GatewayError`, and `CodecError` for a wrong request.

@@ -4,7 +4,6 @@ The steps are the same for every backend. Not here: how each dialect takes them 
 inferences that cross unchanged (`relaying`).
 """
 
-import time
 from functools import partial
 
 from gateway.backend.asking import BackendRequest, Body, Pieces
@@ -78,9 +77,7 @@ async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Rea
     if exchange.batch_rows:
         exchange.batch_rows = next((tensor.shape[0] for tensor in request.inputs if tensor.shape), 1)
     exchange.header_recovered = request.header_recovered
-    began_s = time.perf_counter()
-    text = prepared.written.small_json  # other dialects print it now
-    exchange.request_codec.seconds += time.perf_counter() - began_s
+    text = prepared.small_json
     json_body = Body(whole=text) if text is not None else await _streamed_json(call, prepared.written)
     asked = call.asked(headers.transcoded(call.request), json_body, prepared.target, is_read_whole=True)
     return asked, partial(_decoded, call, prepared, body)
@@ -119,9 +116,7 @@ async def _decoded(call: Call, prepared: Prepared, request_body: memoryview, ans
         await prepared.refresh()
     decoder = prepared.decoder()
     try:
-        while chunk:
-            if answer.is_read:
-                break
+        while chunk and not answer.is_read:
             await pacer.run(decoder.feed(chunk))
             body.hold_answer(decoder.held_bytes)
             chunk = await answer.next(WHOLE_BYTES)
@@ -146,14 +141,13 @@ async def _decoded(call: Call, prepared: Prepared, request_body: memoryview, ans
 
 async def _reply(call: Call, answered: InferReply, lines: str) -> None:
     """Send the reply: the JSON header and the blobs without joining them, with the fields in *lines*."""
-    headers = Fields()
     if answered.outputs:
         call.exchange.reply_format = Format.BINARY
-        header_bytes = answered.header_bytes
-        headers += (("Content-Type", call.framing.content_type(header_bytes)), (HEADER_LENGTH, str(header_bytes)))
+        n_bytes = answered.header_bytes
+        headers = [("Content-Type", call.framing.content_type(n_bytes)), (HEADER_LENGTH, str(n_bytes))]
     else:
         call.exchange.reply_format = Format.JSON
-        headers.append(("Content-Type", "application/json"))
+        headers = [("Content-Type", "application/json")]
     buffers: list[bytes | memoryview] = [*answered.header, *answered.blobs]
     coding = _reply_coding(call, answered, headers) if call.plan.compression.responses else None
     if coding is None:

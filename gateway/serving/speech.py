@@ -6,7 +6,6 @@ the steps (`inference`), the other dialects (`foreign`), and which dialect a bac
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -28,12 +27,14 @@ Decoder = InferAnswer | DialectAnswer
 """Reads one answer: `feed` its pieces, then `finish`."""
 
 
-class Prepared(NamedTuple):
+class Prepared(msgspec.Struct, frozen=True):
     """A request that is ready to be sent."""
 
     request: InferRequest | DialectRequest
     written: InferRequest | WrittenRequest
     """The request's JSON."""
+    small_json: bytes | None
+    """All of the JSON, if it is small."""
     decoder: Callable[[], Decoder]
     """Makes a decoder for the answer to one attempt."""
     refresh: Callable[[], Awaitable[None]] | None = None
@@ -67,7 +68,7 @@ async def prepare(call: Call, body: memoryview) -> Prepared | None:
         limits=call.plan.header_limits,
         declared=declared,
     )
-    return Prepared(request, request, decoder)
+    return Prepared(request, request, request.small_json, decoder)
 
 
 def reading(call: Call, body: memoryview, metadata: bytes, unjudged: Collection[str] | None = None) -> RequestReading:
