@@ -62,14 +62,16 @@ def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
     try:
         if not text.isascii():
             text.decode()  # msgspec does not look into the strings of a Raw
-        if b"NaN" in text or b"Infinity" in text:
-            text = protect_literals(text)
         return decoder.decode(text)
     except UnicodeDecodeError as error:
         raise CodecError(f"JSON is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise CodecError("JSON is nested too deep to be read") from None
     except msgspec.DecodeError as error:
+        # looking for literals first takes longer than decoding
+        protected = protect_literals(text)
+        if protected != text:
+            return decoded(decoder, protected)
         words = _AT_BYTE.sub(lambda at: str(len(restore_literals(text[: int(at[0])]))), str(error))
         words = words.replace("JSON is malformed", "malformed JSON")
         raise CodecError(words.replace("Input data was truncated", "JSON is cut off")) from None
