@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of, labelled
 from gateway.codec.json.arriving import ArrivingText, Reading
-from gateway.codec.json.members import HELD_PER_BYTE, STAND_IN, excerpt, restore_literals
+from gateway.codec.json.members import HELD_PER_BYTE, OBJECT, STAND_IN, decoded, excerpt, restore_literals
 from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import BYTES, DATATYPES, count_text
@@ -182,7 +182,7 @@ class InferAnswer:
         if len(text) > min(WHOLE_BYTES, self.limits.max_header_bytes):
             return None
         try:
-            answer = read_message(text, Answer, self.limits.max_tensors)
+            answer = read_message(decoded(OBJECT, text), Answer, self.limits.max_tensors)
         except CodecError:
             return None
         if len(text) > RUN_BYTES:  # long data may stand in it

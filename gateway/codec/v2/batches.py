@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.codec.inference import HeaderLimits, Tensor, release
-from gateway.codec.json.members import restore_literals
+from gateway.codec.json.members import OBJECT, decoded, restore_literals
 from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import BYTES, Datatype, element_count
 from gateway.codec.v2.framing import Cursor, Framing, copied
@@ -62,7 +62,7 @@ def read_share(body: memoryview, framing: Framing, limits: HeaderLimits) -> Gene
     if not length or length > min(limits.max_header_bytes, SHARE_HEADER_BYTES, len(body)):
         return None
     try:
-        request = read_message(bytes(body[:length]), Request, limits.max_tensors)
+        request = read_message(decoded(OBJECT, bytes(body[:length])), Request, limits.max_tensors)
         tensors = yield from _marked(request, Cursor(body[length:], *(framing.blobs or ())))
         request_id = id_of(request)
         request.pop("id", None)
@@ -128,7 +128,7 @@ def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list
     by one. Yields after each step. Raises `CodecError` for an output whose first dimension is not the sum of the rows.
     """
     rows = [share.rows for share in shares]
-    answer = read_message(b"".join(reply.header), Answer, len(reply.outputs))
+    answer = read_message(decoded(OBJECT, b"".join(reply.header)), Answer, len(reply.outputs))
     if not _is_known(answer, answer["outputs"]):
         raise CodecError("the answer has members that cannot be divided")
     for entry, output in zip(answer["outputs"], reply.outputs, strict=True):

@@ -102,33 +102,29 @@ _DECLARATION = msgspec.json.Decoder(tuple[str, Literal[tuple(DATATYPES)], _Shape
 _ENCODER = msgspec.json.Encoder()
 
 
-def read_message(text: bytes | dict[str, Any], kind: type[M], max_tensors: int) -> M:
-    """The request or answer that *text* is, as *kind* says. Raises `CodecError` that says what is wrong.
+def read_message(said: dict[str, Any], kind: type[M], max_tensors: int) -> M:
+    """The request or answer whose members are *said*, as *kind* says; its sections may be split into entries already.
 
-    A dictionary is a message whose members, and maybe entries, are split already.
+    Raises `CodecError` that says what is wrong.
     """
-    said: dict[str, Any] = decoded(OBJECT, text) if isinstance(text, bytes) else text
-    sections = _SECTIONS[kind]
-    section, index = "", -1
+    sections, section = _SECTIONS[kind], ""
     try:
         if kind is Request and "parameters" in said:
-            value = said["parameters"]
-            said["parameters"] = _PARAMETERS.decode(value)
+            said["parameters"] = _PARAMETERS.decode(said["parameters"])
         for section in filter(said.__contains__, sections):
-            index, value = -1, said[section]
+            value = said[section]
             said[section] = entries = value if isinstance(value, list) else _ENTRIES.decode(value)
             if entries and len(entries) > max_tensors:
                 raise _too_many(section, max_tensors)
             for index, entry in enumerate(entries or ()):  # noqa: B007  an error shows it
                 if "parameters" in entry:
-                    value = entry["parameters"]
-                    entry["parameters"] = _PARAMETERS.decode(value)
+                    entry["parameters"] = _PARAMETERS.decode(entry["parameters"])
     except msgspec.DecodeError:
-        what = "parameters must be an object"
-        if index >= 0:
-            what = f"{label_of_entry(entry, section[:-1], index)}: {what}"
+        what, value = "parameters must be an object", said.get("parameters")
+        if section and isinstance(said[section], Raw):
+            what, value = f"`{section}` must be an array of objects", said[section]
         elif section:
-            what = f"`{section}` must be an array of objects"
+            what, value = f"{label_of_entry(entry, section[:-1], index)}: {what}", entry["parameters"]
         raise CodecError(f"{what}, got {excerpt(bytes(value))}") from None
     if said.get(sections[0]) is None:
         raise CodecError(f"no `{sections[0]}`{_what_else(said)}")

@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, Tensor, label_of, labelled
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading
-from gateway.codec.json.members import HELD_PER_BYTE, STAND_IN, excerpt, restore_literals
+from gateway.codec.json.members import HELD_PER_BYTE, OBJECT, STAND_IN, decoded, excerpt, restore_literals
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
 from gateway.codec.json.pieces import PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.json.sinks import SkipSink
@@ -132,7 +132,7 @@ def _request(
         reserve(n_bytes * HELD_PER_BYTE)
         reserve = reserve_nothing
         try:
-            request = read_message(text, Request, limits.max_tensors)
+            request = read_message(decoded(OBJECT, text), Request, limits.max_tensors)
         except CodecError:
             pass  # something may follow the JSON, or `data` be none
         else:  # blanks behind the JSON may be a blob
