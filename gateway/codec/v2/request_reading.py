@@ -102,21 +102,19 @@ def read_request(
             f"{HEADER_LENGTH} is {header_length}, but the whole body has {len(body)} bytes; "
             "it counts the JSON header before compression"
         )
-    else:
-        unjudged = None
     try:
         request, n_bytes = yield from _request(body, header_length, limits, reserve)
     except CodecError as error:
         if header_length is not None and not isinstance(error, TooLargeError):
             raise CodecError(f"{error} (in the {header_length} bytes that {HEADER_LENGTH} says are JSON)") from None
         # JSON that is not judged may be wrong, unless it was plainly meant to be binary
-        if unjudged is None or (yield from contains(body, _PARAMETER)):
+        if header_length is not None or unjudged is None or (yield from contains(body, _PARAMETER)):
             raise
-        return None
-    if unjudged is not None and not _is_judged(request, unjudged):
         return None
     behind, is_recovered = body[n_bytes:], False
     if header_length is None:
+        if unjudged is not None and not _is_judged(request, unjudged):
+            return None
         behind = _blobs_behind(request, behind, recover=recover)
         is_recovered = len(behind) > 0
     return RequestText(request, Cursor(behind, *blobs), is_recovered, len(body) + sum(map(len, blobs)))
@@ -130,11 +128,10 @@ def _request(
     text = bytes(body[:n_bytes]) if n_bytes <= limits.max_header_bytes else b""
     if text and (n_bytes <= SINGLE_PIECE_BYTES or b'"data"' not in text):
         reserve(n_bytes * HELD_PER_BYTE)
-        reserve = reserve_nothing
         try:
             request = read_message(decoded(OBJECT, text), Request, limits.max_tensors)
         except CodecError:
-            pass  # something may follow the JSON, or `data` be none
+            reserve = reserve_nothing  # something may follow the JSON, or `data` be none
         else:  # blanks behind the JSON may be a blob
             return request, n_bytes if header_length is not None else len(text.rstrip(SPACE))
     arriving = yield from _read_in_pieces(body, header_length, limits, reserve)
