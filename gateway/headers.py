@@ -15,7 +15,7 @@ class Headers:
     Names match in any case of letters. The methods take names in lower case, which saves the conversion.
     """
 
-    __slots__ = ("_has_repeated", "first", "pairs")
+    __slots__ = ("first", "pairs")
 
     def __init__(self, pairs: Pairs = ()) -> None:
         """*pairs* are names and values as they came."""
@@ -23,8 +23,7 @@ class Headers:
         """Names and values as they came, in order."""
         self.first: dict[str, str] = {name.lower(): value for name, value in self.pairs}
         """The first value of each field by its name in lower case, in order; the fastest way to look a field up."""
-        self._has_repeated = len(self.first) < len(self.pairs)
-        if self._has_repeated:  # the last values are in it so far
+        if len(self.first) < len(self.pairs):  # the last values are in it so far
             self.first.update((name.lower(), value) for name, value in reversed(self.pairs))
 
     def get(self, name: str, default: str = "") -> str:
@@ -33,14 +32,14 @@ class Headers:
 
     def all(self, name: str) -> list[str]:
         """Every value of the field *name* (lower case), in order; empty if there is none."""
-        if self._has_repeated:
+        if len(self.first) < len(self.pairs):
             return [value for each, value in self.pairs if each.lower() == name]
         value = self.first.get(name)
         return [] if value is None else [value]
 
     def joined(self, name: str) -> str:
         """All values of the list field *name* (RFC 9110 section 5.3), joined with commas; empty if there is none."""
-        return ", ".join(self.all(name)) if self._has_repeated else self.first.get(name, "")
+        return ", ".join(self.all(name))
 
     def __contains__(self, name: str) -> bool:
         return name in self.first
