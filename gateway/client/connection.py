@@ -34,7 +34,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
 from gateway.http1 import Heads, HeadTooLargeError, MalformedError, Phase
 from gateway.sockets import has_unread, hung_up
-from gateway.waiting import Waiter, wake_soon
+from gateway.waiting import Waiter
 
 if TYPE_CHECKING:
     from gateway.client.server import Server
@@ -78,7 +78,7 @@ class ClientConnection(Connection):
         self._heads = Heads(owner.loop, owner.limits.head, is_for_requests=True)
         self._behind = bytearray()  # bytes that have come behind the current request
         self._next: ClientRequest | None = None  # the request that the task serves next
-        self._awaited: Waiter | None = None  # ends when `_next` is set
+        self._awaited = Waiter(owner.loop)  # ends when `_next` is set, or when bytes of a body were dropped
         self._task: asyncio.Task[None] | None = None
         # when the state became IDLE or HEAD; None: after the last look, and the next look sets it to its own time
         self._since_s: float | None = owner.loop.time()
@@ -96,27 +96,26 @@ class ClientConnection(Connection):
     def data_received(self, data: bytes) -> None:
         """Take *data* as the state says."""
         state = self.state
-        if state is _SERVING:
+        if state is _IDLE or state is _HEAD:
+            self._take_head(data)
+        elif state is _SERVING:
             assert self.serving is not None
             self._take_body(data, self.serving)
             if self.serving.waiter is not None:
                 self._wake(self.serving.waiter)
-        elif state is _IDLE or state is _HEAD:
-            self._take_head(data)
         elif state is _DROPPING:
             assert self.serving is not None
             self._take_body(data, self.serving)
             self.serving.drop()
             self._dropped_bytes += len(data)
-            wake_soon(self._awaited)
+            self._awaited.wake_soon()
 
     def _take_head(self, data: bytes) -> None:
         """Parse *data* of a head, and let the task serve the request if the head is complete."""
         request = self.serving
         if request is None:
-            limit = self.owner.limits.head
-            if limit != self._heads.max_bytes:  # a reload has changed it
-                self._heads = Heads(self.owner.loop, limit, is_for_requests=True)
+            if self._heads.max_bytes != self.owner.limits.head:  # a reload has changed it
+                self._heads = Heads(self.owner.loop, self.owner.limits.head, is_for_requests=True)
             self.serving = request = Served(self, self._heads)
         try:
             found = request.feed_head(data)
@@ -134,8 +133,7 @@ class ClientConnection(Connection):
         self._next = read_request(head, self.peer, self.scheme, request)
         self.state = _SERVING
         self._take_body(behind, request)
-        if self._awaited is not None:
-            self._wake(self._awaited)
+        self._wake(self._awaited)
 
     def _take_body(self, data: bytes, request: Served) -> None:
         """Keep *data* for the reader of *request*'s body, and bytes behind the body for the next request."""
@@ -143,16 +141,18 @@ class ClientConnection(Connection):
             request.is_expecting = False
         self._behind += request.feed_body(data)
         self.count()
-        if request.unread_bytes >= UNREAD_BYTES or len(self._behind) >= BEHIND_BYTES:
-            self.pause_reading()
 
     def count(self) -> None:
-        """Tell the owner how many bytes that were not served yet this connection holds now, if they count."""
-        n_bytes, request = len(self._behind), self.serving
-        if request is not None:
-            n_bytes += request.head_bytes + request.unread_bytes
+        """Tell the owner how many bytes that were not served yet this connection holds now, if they count.
+
+        If too many of them wait to be read, nothing more is read from the client.
+        """
+        n_behind, request = len(self._behind), self.serving
+        n_bytes = n_behind if request is None else n_behind + request.head_bytes + request.unread_bytes
         if n_bytes > UNCOUNTED_BYTES or self.held_bytes:
             self.hold(n_bytes)
+            if n_behind >= BEHIND_BYTES or (request is not None and request.unread_bytes >= UNREAD_BYTES):
+                self.pause_reading()
 
     def read_on(self) -> None:
         """Go on reading from the client, if reading was paused and there is room again."""
@@ -172,7 +172,7 @@ class ClientConnection(Connection):
             UNKNOWN_METHOD, "", Headers(), "", self.peer, self.scheme, (1, 1), None, True, served, fault
         )
         self.state = _SERVING
-        wake_soon(self._awaited)
+        self._awaited.wake_soon()
 
     # What is served
 
@@ -184,11 +184,9 @@ class ClientConnection(Connection):
         owner = self.owner
         try:
             while True:
+                await self._awaited
                 request, self._next = self._next, None
-                if request is None:
-                    self._awaited = Waiter(owner.loop)
-                    await self._awaited
-                    continue
+                assert request is not None
                 served = request.connection
                 try:
                     await owner.handler(request)
@@ -205,7 +203,7 @@ class ClientConnection(Connection):
                     await asyncio.sleep(0)  # other connections come before the next request of a pipeline
                     if self._has_left():  # nobody would read the replies to further requests
                         break
-                self.state, self.serving = _IDLE, None
+                self.state, self.serving, self._awaited = _IDLE, None, Waiter(owner.loop)
                 self._is_first, self._since_s = False, None
                 if self._behind:  # a part of the next request, or all of it
                     behind, self._behind = bytes(self._behind), bytearray()
