@@ -172,13 +172,13 @@ def read_request(
     fault = _framing_fault(method, version, headers, length)
     # bytes behind a chunked body are dropped with it, see `http1`
     connection.keeps_alive = not (head.should_close or head.chunked or fault is not None)
-    fault = fault or _target_fault(path) or (None if connection.is_ascii else find_encoding_fault(path, headers))
-    if fault is not None:
-        path = path.encode(errors="backslashreplace").decode()  # may stand in a log
     if "expect" in first:
         connection.is_expecting = first["expect"].strip().lower() == "100-continue" and version >= (1, 1)
     host = first.get("host", "")
-    if not path.startswith("/"):
+    # nothing is to be changed or refused in a target that is a path without `#`, in a head that is ASCII alone
+    if not (path.startswith("/") and "#" not in path and connection.is_ascii):
+        fault = fault or _target_fault(path, headers)
+        path = path.encode(errors="backslashreplace").decode()  # may stand in a log
         absolute = ABSOLUTE.match(path)
         if absolute is not None:
             host, path = absolute[1], path[absolute.end() :]
@@ -216,12 +216,14 @@ def _framing_fault(
     return _fault("CONNECT is not supported: this is no forward proxy") if method == "CONNECT" else None
 
 
-def _target_fault(target: str) -> GatewayError | None:
-    """Why a request for *target*, as the client wrote it, must be refused; None if it need not."""
+def _target_fault(target: str, headers: Headers) -> GatewayError | None:
+    """Why a request for *target*, as the client wrote it, with *headers* must be refused; None if it need not."""
     if not target.startswith("/") and ABSOLUTE.match(target) is None:
         quoted = target.encode(errors="replace").decode()[:64]
         return _fault(f"the target of a request must be a path or an http URL, got {quoted!r}")
-    return _fault("'#' cannot stand in the target of a request") if "#" in target else None
+    if "#" in target:
+        return _fault("'#' cannot stand in the target of a request")
+    return find_encoding_fault(target, headers)
 
 
 def find_encoding_fault(target: str, headers: Headers) -> GatewayError | None:
