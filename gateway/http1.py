@@ -244,11 +244,10 @@ class Incoming:
 
         Of a chunked body at most `PIECE_BYTES` are decoded. Raises `MalformedError`.
         """
-        pieces = self._pieces
         if self.phase is _CHUNKED:
-            return self._decode() if pieces else b""
-        whole = b"".join(pieces)  # a single piece is not copied
-        pieces.clear()
+            return self._decode() if self._pieces else b""
+        whole = b"".join(self._pieces)  # a single piece is not copied
+        self._pieces.clear()
         self.unread_bytes = 0
         return whole
 

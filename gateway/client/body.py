@@ -43,12 +43,11 @@ class ClientBody(Reservation):
         A body that is not complete is an upload from now on, and gives way to others if it is slow. Waits, as `_take`
         does. Raises `GatewayError` (OVERLOADED) without room.
         """
-        connection = self._connection
-        if connection.has_arrived and self.take(n_bytes, 1):
+        if self._connection.has_arrived and self.take(n_bytes, 1):
             return
         await self._take(n_bytes, 0)
-        if not connection.has_arrived:
-            self.begin_upload(connection.upload, self._fail)
+        if not self._connection.has_arrived:
+            self.begin_upload(self._connection.upload, self._fail)
 
     async def take_slot(self) -> None:
         """Take a slot of `limits.concurrent_requests` for an admitted body that is complete, or that is relayed.
@@ -118,8 +117,7 @@ class ClientBody(Reservation):
     def hold_answer(self, n_bytes: int) -> None:
         """Count the answer's *n_bytes* so far, as far as they exceed the room that the request has left to it."""
         if n_bytes != self._answer_bytes and not self.is_released:
-            room = self._answer_room
-            self.hold(max(n_bytes, room) - max(self._answer_bytes, room))
+            self.hold(max(n_bytes, self._answer_room) - max(self._answer_bytes, self._answer_room))
             self._answer_bytes = n_bytes
 
     def let_go(self) -> None:
@@ -141,9 +139,8 @@ class ClientBody(Reservation):
         length = self._request.content_length if coding is None else None
         await self.admit(length or 0)
         if length is not None and connection.has_arrived:
-            whole = connection.read_arrived()
-            self._exchange.client_request_bytes = len(whole)
-            body = memoryview(whole)
+            body = memoryview(connection.read_arrived())
+            self._exchange.client_request_bytes = len(body)
         elif length is not None:
             body = await self._read_sized(length)
         else:

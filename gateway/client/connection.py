@@ -95,15 +95,14 @@ class ClientConnection(Connection):
 
     def data_received(self, data: bytes) -> None:
         """Take *data* as the state says."""
-        state = self.state
-        if state is _IDLE or state is _HEAD:
+        if self.state is _IDLE or self.state is _HEAD:
             self._take_head(data)
-        elif state is _SERVING:
+        elif self.state is _SERVING:
             assert self.serving is not None
             self._take_body(data, self.serving)
             if self.serving.waiter is not None:
                 self._wake(self.serving.waiter)
-        elif state is _DROPPING:
+        elif self.state is _DROPPING:
             assert self.serving is not None
             self._take_body(data, self.serving)
             self.serving.drop()
@@ -137,7 +136,7 @@ class ClientConnection(Connection):
 
     def _take_body(self, data: bytes, request: Served) -> None:
         """Keep *data* for the reader of *request*'s body, and bytes behind the body for the next request."""
-        if data:  # a client that sends its body does not wait to be told to
+        if request.is_expecting and data:  # a client that sends its body does not wait to be told to
             request.is_expecting = False
         self._behind += request.feed_body(data)
         self.count()

@@ -25,6 +25,7 @@ JOIN_BYTES = 64 * 1024
 _WRITTEN_HERE = frozenset({"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id"})
 
 _BODILESS = frozenset({204, 304})
+_KEPT = {False: "", True: "Connection: keep-alive\r\n"}  # by whether the client speaks HTTP/1.0
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -164,8 +165,7 @@ class Reply(ClientBody):
         framing = "Transfer-Encoding: chunked\r\n" if self._is_chunked else ""
         if length is not None and status != 204:
             framing = f"Content-Length: {length}\r\n"
-        kept = "Connection: keep-alive\r\n" if is_old else ""
-        persistence = kept if self._connection.keeps_alive else "Connection: close\r\n"
+        persistence = _KEPT[is_old] if self._connection.keeps_alive else "Connection: close\r\n"
         text = f"{first}{crossing}{fields}X-Request-Id: {exchange.request_id}\r\n{timing}{framing}{persistence}"
         said = text.lower()
         server = "" if "\r\nserver:" in said else "Server: tensor-gateway\r\n"

@@ -62,8 +62,7 @@ class Served(Incoming):
             self.drop()
         if self._failure is not None:
             self._failure.__traceback__ = None
-        self._client = None
-        self.out = NOBODY
+        self._client, self.out = None, NOBODY
 
     def fail(self, error: Exception) -> None:
         """Let the current read, or the next one, raise *error*; no other request may follow on the connection."""
@@ -91,11 +90,9 @@ class Served(Incoming):
 
     def read_arrived(self) -> bytes:
         """The bytes of the body that have arrived, maybe none; does not wait. Raises as `read_more` does."""
-        if self._failure is not None:
-            raise self._failure.with_traceback(None)
         client = self._client
-        if client is None:
-            raise client_left()
+        if client is None or self._failure is not None:
+            raise client_left() if self._failure is None else self._failure.with_traceback(None)
         try:
             chunk = self.read()
         except MalformedError as error:
