@@ -34,8 +34,7 @@ class Headers:
         """Every value of the field *name* (lower case), in order; empty if there is none."""
         if len(self.first) < len(self.pairs):
             return [value for each, value in self.pairs if each.lower() == name]
-        value = self.first.get(name)
-        return [] if value is None else [value]
+        return [self.first[name]] if name in self.first else []
 
     def joined(self, name: str) -> str:
         """All values of the list field *name* (RFC 9110 section 5.3), joined with commas; empty if there is none."""

@@ -203,12 +203,9 @@ class Incoming:
         text, behind = text[:end], text[end:]
         if not text.isascii():
             self.is_ascii = False
+        self._tail = b"" if found is not None else (tail + text)[-2:]
         head = heads.feed(text, is_end=found is not None)
-        if head is None:
-            self._tail = (tail + text)[-2:]
-            return None
-        self._tail = b""
-        return head, behind
+        return None if head is None else (head, behind)
 
     @property
     def has_begun(self) -> bool:
