@@ -83,5 +83,4 @@ class BackendRequest(msgspec.Struct, frozen=True):
         head = "\r\n".join([*lines, "", ""])
         if head.count("\n") != n_lines or head.count("\r") != n_lines:  # a line break would begin another field
             raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
-        data = head.encode(errors="surrogateescape")
-        return data + whole if whole else data
+        return head.encode(errors="surrogateescape") + (whole or b"")

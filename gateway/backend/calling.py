@@ -74,6 +74,7 @@ class Call(Generic[T]):
                     if delay_s:
                         await asyncio.sleep(delay_s)
                 now_s = self._upstream.loop.time()
+                self._answer, self._has_failed = None, False
         finally:
             if self._has_slot:
                 self._upstream.connections.release_slot()
@@ -130,8 +131,7 @@ class Call(Generic[T]):
         state = upstream.pick(self, now_s)
         self._last = attempt = Attempt(state.endpoint.url, now_s, queue_s=0.0, is_metadata=request.is_metadata)
         self._attempts.append(attempt)
-        self._answer = None
-        self._has_failed = is_in_flight = False
+        is_in_flight = False
         deadlines = Deadlines(upstream.loop, upstream.plan.settings.timeouts, self._total_at, now_s)
         try:
             if not (self._has_slot or connections.take_slot()):
@@ -144,10 +144,9 @@ class Call(Generic[T]):
             if state.ejection.is_ejected:
                 self._trial = state.ejection.begin_trial(attempt.started_s)
             first_bytes = request.first_bytes(state.endpoint, attempt)
-            wire = None
             # an upload cannot be read again from the client, so it does not risk a kept connection, which may have died
-            if request.body.can_be_repeated and not self._was_replaced:
-                wire = connections.take_idle(state, attempt.started_s, request.method, first_bytes)
+            may_reuse = request.body.can_be_repeated and not self._was_replaced
+            wire = connections.take_idle(state, attempt.started_s, request.method, first_bytes) if may_reuse else None
             if wire is None:
                 wire = await connections.take_new(state, request.method, first_bytes)
             self._has_slot = False  # the slot belongs to the connection now
