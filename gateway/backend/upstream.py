@@ -6,6 +6,7 @@ Not here: the attempts of a call (`calling`), the connections themselves (`conne
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from gateway.backend.asking import BackendRequest
@@ -25,6 +26,8 @@ from gateway.policy.ejection import Trial, leaves_enough
 from gateway.policy.retry import RecentCalls
 
 T = TypeVar("T")
+
+_is_ejected = attrgetter("ejection.is_ejected")
 
 log = logging.getLogger("gateway")
 
@@ -142,17 +145,17 @@ class Upstream:
         states: Sequence[EndpointState] = self.endpoints.states
         if len(states) == 1:
             return states[0]
-        tried, sticky_key, turn = call.tried, call.sticky_key, call.turn
         if call.request.is_passed:
             may_get = self.speaking.may_get_binary
-            states = [state for state in states if state not in tried and may_get(state)] or states
-        open_ = candidates(states, tried, now_s)
-        if sticky_key is not None:
-            return open_[pick_sticky(sticky_key, [state.endpoint.url + state.endpoint.base_path for state in open_])]
-        for state in open_:
-            if state.ejection.is_ejected and state.ejection.is_due(now_s):
+            states = [state for state in states if state not in call.tried and may_get(state)] or states
+        open_ = candidates(states, call.tried, now_s)
+        if call.sticky_key is not None:
+            names = [state.endpoint.url + state.endpoint.base_path for state in open_]
+            return open_[pick_sticky(call.sticky_key, names)]
+        for state in filter(_is_ejected, open_):
+            if state.ejection.is_due(now_s):
                 return state
-        return self._balance(open_, turn)
+        return self._balance(open_, call.turn)
 
     def note_failure(self, state: EndpointState, trial: Trial | None, reason: str) -> None:
         """Count a failure of the endpoint, and eject it if it has had too many."""
