@@ -46,10 +46,9 @@ class Witness(Watched):
         if self._before is None:
             return False
         now = self.counters()
-        if now is not None and now[ACKED] == self._before[ACKED]:
-            return True
-        self._before = None
-        return False
+        if now is None or now[ACKED] != self._before[ACKED]:
+            self._before = None
+        return self._before is not None
 
     def end(self) -> None:
         """Find out whether the request `is_unsent`, before the socket closes."""
