@@ -27,7 +27,7 @@ class _NotBinaryError(Exception):
     """A request that passes unchanged has a slot, and its endpoint has not said that it reads binary."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Call(Generic[T]):
     """One request of the gateway to a backend, until its answer is read or given up; see `Upstream.call`."""
 
@@ -40,17 +40,17 @@ class Call(Generic[T]):
     sticky_key: str | None
     turn: int
     """How many calls the backend has had so far."""
-    tried: Sequence[EndpointState] = ()
+    tried: Sequence[EndpointState] = field(default=(), init=False)
     """The endpoints that have failed."""
-    _has_slot: bool = False  # whether this call holds a slot itself, and not its connection
+    _has_slot = False  # whether this call holds a slot itself, and not its connection
     # whether a kept connection that had died was replaced: once in a call, since otherwise every endpoint could execute
     # a GET that it had read before it closed (docs/architecture.md, "Connections to backends")
-    _was_replaced: bool = False
+    _was_replaced = False
     # about the last attempt:
     _last: Attempt = field(init=False)
-    _trial: Trial | None = None
-    _answer: Answer | None = None
-    _has_failed: bool = False  # by the endpoint's fault
+    _trial: Trial | None = field(default=None, init=False)
+    _answer: Answer | None = field(default=None, init=False)
+    _has_failed = False  # by the endpoint's fault
 
     async def run(self, now_s: float, is_settled: Callable[[], bool]) -> T:
         """Make attempts, from *now_s* on, until one succeeds or no other may follow. Raises `GatewayError`."""
