@@ -61,8 +61,7 @@ class Upstream:
         probes = before.probes if before else HealthProbes(plan.name, self.endpoints, self.connections)
         self.probes: HealthProbes = probes
         self.recent_calls: RecentCalls = before.recent_calls if before else RecentCalls()
-        speaking = before.speaking if before else Speaking(plan.name, self.endpoints, self.connections)
-        self.speaking: Speaking = speaking
+        self.speaking: Speaking = before.speaking if before else Speaking(plan.name, self.endpoints, self.connections)
         if before is None:
             self._take_over()
 
