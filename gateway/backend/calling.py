@@ -132,7 +132,7 @@ class Call(Generic[T]):
         self._last = attempt = Attempt(state.endpoint.url, now_s, queue_s=0.0, is_metadata=request.is_metadata)
         self._attempts.append(attempt)
         is_in_flight = False
-        deadlines = Deadlines(upstream.loop, upstream.plan.settings.timeouts, self._total_at, now_s)
+        deadlines = Deadlines(upstream.timer, self._total_at, now_s)
         try:
             if not (self._has_slot or connections.take_slot()):
                 state = await self._wait_for_slot(deadlines)

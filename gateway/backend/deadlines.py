@@ -4,6 +4,7 @@ Not here: the values of the timeouts (`config`), and the connection's fate (`att
 """
 
 import asyncio
+import math
 
 from gateway.config.schema import Timeouts
 from gateway.errors import ErrorKind, GatewayError
@@ -12,6 +13,34 @@ _WORDS = {"idle": "was silent in the middle for", "first_byte": "did not begin t
 
 LATE_S = 0.01
 """How late a deadline may be at most, so that timeouts of less do not keep the processor busy."""
+
+
+class DeadlineTimer:
+    """Ends the attempts of a backend when their time is over, by one timer of the event loop for all of them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: Timeouts) -> None:
+        self.loop = loop
+        self.timeouts = timeouts
+        self.running: set[Deadlines] = set()
+        # a phase that begins meanwhile cannot end before the next look, so entering it only notes the time
+        self.pause_s = max(LATE_S, min(timeouts.first_byte, timeouts.idle))
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look_by(self, at_s: float) -> None:
+        """Look at *at_s* at the latest."""
+        if self._timer is None or at_s < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_at(at_s, self._look)
+
+    def _look(self) -> None:
+        """End the phases whose time is over, and look again when the time of another could be over at the earliest."""
+        now_s, self._timer = self.loop.time(), None
+        for each in tuple(self.running):
+            if now_s < each.ends_at:
+                self.look_by(max(now_s + LATE_S, min(each.ends_at, now_s + self.pause_s)))
+            else:
+                each.expire(now_s)
 
 
 class Deadlines:
@@ -28,32 +57,24 @@ class Deadlines:
     _is_own_limit = False  # whether the phase's own limit was over, and not `total`
     _silent_s = 0.0
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: Timeouts, total_at: float, now_s: float) -> None:
-        """Begin those of an attempt by the running task; `stop` must follow.
-
-        *total_at*: when `total` is over, by the event loop's clock.
-        """
-        self.loop = loop
+    def __init__(self, timer: DeadlineTimer, total_at: float, now_s: float) -> None:
+        """Begin those of an attempt by the running task; `total` is over at *total_at*, and `stop` must follow."""
+        self.loop = timer.loop
         self.total_at = total_at
-        self._timeouts = timeouts
-        task = asyncio.current_task(loop)
+        self._timer = timer
+        task = asyncio.current_task(timer.loop)
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
         self._entered_s = now_s  # when the last phase began that is the endpoint's time
-        # a phase that begins meanwhile cannot end before the next look, so entering it only notes the time
-        self._pause_s = max(LATE_S, min(timeouts.first_byte, timeouts.idle))
-        self._timer = loop.call_at(min(total_at, now_s + self._pause_s), self._look)
+        timer.running.add(self)
+        timer.look_by(min(total_at, now_s + timer.pause_s))
 
-    def _look(self) -> None:
-        """End the phase if its time is over, else look again when it could be over at the earliest."""
-        now_s, ends_at = self.loop.time(), self.total_at
-        if self.phase in _WORDS:
-            ends_at = min(ends_at, self._entered_s + getattr(self._timeouts, self.phase))
-        if now_s < ends_at:
-            self._timer = self.loop.call_at(min(ends_at, now_s + self._pause_s), self._look)
-        else:
-            self.expire(now_s)
+    @property
+    def ends_at(self) -> float:
+        """When the phase's time is over, by the event loop's clock."""
+        limit_s: float = getattr(self._timer.timeouts, self.phase) if self.phase in _WORDS else math.inf
+        return min(self.total_at, self._entered_s + limit_s)
 
     def enter(self, phase: str) -> None:
         """Enter *phase*: `first_byte` or `idle`, or one of four phases that only `total` ends.
@@ -70,11 +91,12 @@ class Deadlines:
         self._ended_in = self.phase  # the attempt may enter another phase before it is cancelled
         self._is_own_limit = self.phase in _WORDS and now_s < self.total_at
         self._silent_s = now_s - self._entered_s
+        self._timer.running.discard(self)
         self._task.cancel()
 
     def stop(self) -> bool:
         """End the deadlines with the attempt; True if these deadlines, and nobody else, have cancelled the task."""
-        self._timer.cancel()
+        self._timer.running.discard(self)
         return self._ended_in is not None and self._task.uncancel() <= self._cancelling
 
     def was_silent(self) -> bool:
@@ -85,14 +107,14 @@ class Deadlines:
         """
         if self._ended_in in ("queue", "client", "gateway"):
             return False
-        return self._is_own_limit or self._silent_s > self._timeouts.total / 2
+        return self._is_own_limit or self._silent_s > self._timer.timeouts.total / 2
 
     def expired(self, backend: str) -> GatewayError:
         """The error to raise after a timeout: TIMEOUT, or OVERLOADED in the queue, or SLOW_CLIENT."""
         if self._is_own_limit and self._ended_in is not None:
-            limit = f"{getattr(self._timeouts, self._ended_in):g} s (timeouts.{self._ended_in})"
+            limit = f"{getattr(self._timer.timeouts, self._ended_in):g} s (timeouts.{self._ended_in})"
             return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} {_WORDS[self._ended_in]} {limit}")
-        total = f"{self._timeouts.total:g} s (timeouts.total)"
+        total = f"{self._timer.timeouts.total:g} s (timeouts.total)"
         if self._ended_in == "queue":
             words = f"backend {backend!r}: all connections (max_connections) were in use for {total}"
             return GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False)

@@ -13,6 +13,7 @@ from gateway.backend.asking import BackendRequest
 from gateway.backend.attempt import Read, Transcode
 from gateway.backend.calling import Call
 from gateway.backend.connections import Connections, Limits
+from gateway.backend.deadlines import DeadlineTimer
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
 from gateway.backend.health import HealthProbes
 from gateway.backend.resolving import Names
@@ -51,6 +52,7 @@ class Upstream:
         if uses_tls(settings.endpoints):
             self.tls = TlsContext.following(before.tls if before else None, f"backends.{plan.name}.tls", settings.tls)
         self.loop = asyncio.get_running_loop()  # kept, because `get_running_loop` costs a system call
+        self.timer = DeadlineTimer(self.loop, settings.timeouts)
         self.retry = settings.retry
         self.plan = plan
         self._balance = least_in_flight if settings.balance == "least_in_flight" else round_robin

@@ -2,11 +2,11 @@
 
 import asyncio
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from gateway.backend.deadlines import Deadlines
+from gateway.backend.deadlines import Deadlines, DeadlineTimer
 from gateway.config.schema import Timeouts
 from gateway.config.values import Duration
 from gateway.errors import ErrorKind
@@ -21,7 +21,7 @@ def timeouts(limits_s: Mapping[str, float]) -> Timeouts:
 def begun(limits_s: Mapping[str, float], total_s: float = 60.0) -> Deadlines:
     """The deadlines of an attempt by this task that begins now."""
     loop = asyncio.get_running_loop()
-    return Deadlines(loop, timeouts(limits_s), loop.time() + total_s, loop.time())
+    return Deadlines(DeadlineTimer(loop, timeouts(limits_s)), loop.time() + total_s, loop.time())
 
 
 async def expire(limits_s: Mapping[str, float], total_s: float, phase: str) -> Deadlines:
@@ -95,7 +95,7 @@ async def test_only_the_endpoints_own_silence_counts_against_it(
     with monkeypatch.context() as earlier:
         earlier.setattr(loop, "time", lambda: now_s - n_seconds_ago)
         total_at = now_s if ends_by_total else now_s + 60
-        deadlines = Deadlines(loop, timeouts(limits_s), total_at, now_s - n_seconds_ago)
+        deadlines = Deadlines(DeadlineTimer(loop, timeouts(limits_s)), total_at, now_s - n_seconds_ago)
         deadlines.enter(phase)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.Event().wait()
@@ -107,13 +107,13 @@ class Attempts:
     """Tasks with attempts of the same limits, and in which order their deadlines ended them."""
 
     def __init__(self, limits_s: Mapping[str, float]) -> None:
-        self.timeouts = timeouts(limits_s)
+        self.timer = DeadlineTimer(asyncio.get_running_loop(), timeouts(limits_s))
         self.ended: list[str] = []
 
     async def run(self, name: str, phases: list[str], total_s: float = 60.0, pause_s: float = 0.0) -> None:
         """An attempt that goes through *phases*, with a pause between them, and then ends by a deadline or never."""
         loop = asyncio.get_running_loop()
-        deadlines = Deadlines(loop, self.timeouts, loop.time() + total_s, loop.time())
+        deadlines = Deadlines(self.timer, loop.time() + total_s, loop.time())
         try:
             for phase in phases:
                 deadlines.enter(phase)
@@ -136,7 +136,25 @@ async def test_each_attempt_ends_at_its_own_deadline() -> None:
     assert attempts.ended == ["total", "first byte", "idle", "idle at last"]
 
 
-async def test_attempts_that_are_over_leave_no_timer_and_no_cycle() -> None:
+async def test_attempts_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    set_at = []
+    call_at = loop.call_at
+
+    def count(when: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        set_at.append(when)
+        return call_at(when, callback)
+
+    timer = DeadlineTimer(loop, timeouts(MINUTES_S))
+    with monkeypatch.context() as counting:
+        counting.setattr(loop, "call_at", count)
+        under_way = [Deadlines(timer, loop.time() + 60, loop.time()) for _ in range(100)]
+        assert not any(each.stop() for each in under_way)
+    assert len(set_at) == 1
+    assert not timer.running
+
+
+async def test_attempts_that_are_over_leave_no_timer_of_their_own_and_no_cycle() -> None:
     deadlines = begun({"first_byte": 0.02, "idle": 0.02, "total": 60.0})
     await asyncio.sleep(0.05)  # the first look has come, found nothing, and is repeated
     assert not deadlines.stop()
