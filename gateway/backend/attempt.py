@@ -176,8 +176,7 @@ class Answer:
         """
         if self._wire is None or self.is_read:
             return b""
-        arriving = self._arriving
-        if not arriving.has_arrived:  # the last piece takes no turn behind large requests
+        if not self._arriving.has_arrived:  # the last piece takes no turn behind large requests
             if self._pacer is None:
                 self._pacer = Pacer()
             else:
@@ -185,7 +184,7 @@ class Answer:
         is_one_piece = (self.head.length or whole_bytes + 1) <= whole_bytes
         pieces = [self.read_arrived()]
         while not self.is_read and (is_one_piece or not pieces[-1]):
-            if not arriving.unread_bytes:
+            if not self._arriving.unread_bytes:
                 self._deadlines.enter("idle")
                 await self._change()
             pieces.append(self.read_arrived())
