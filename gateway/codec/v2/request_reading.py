@@ -185,7 +185,10 @@ def _is_judged(request: Request, unjudged: Collection[str]) -> bool:
 
 def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memoryview:
     """The *blobs* behind JSON whose length the client did not say (protocol section 6). Raises `CodecError`."""
-    sizes = [_binary_size(entry, index) for index, entry in enumerate(request["inputs"])]
+    sizes = [
+        _binary_size((entry.get("parameters") or {}).get("binary_data_size", _NULL), entry, index)
+        for index, entry in enumerate(request["inputs"])
+    ]
     expected = sum(size or 0 for size in sizes)
     if expected == 0 and len(blobs) <= PIECE_BYTES and not bytes(blobs).strip(SPACE):
         return blobs[:0]
@@ -217,13 +220,9 @@ def select(request: Request) -> OutputSelection:
         name = name_of(entry, "output", index)
         if name in named:  # protocol 2.6
             raise CodecError(f"{label_of('output', name)} is requested more than once")
-        named[name] = by_default  # protocol 4.1
-        parameters = entry.get("parameters")
-        if not parameters:
-            continue
-        flag = _flag(entry, "binary_data", name)
-        if flag is not None:
-            named[name] = flag
+        parameters = entry.get("parameters") or {}
+        flag = _flag(entry, "binary_data", name) if parameters else None
+        named[name] = by_default if flag is None else flag  # protocol 4.1
         if bytes(parameters.get("shared_memory_region", _NULL)) != _NULL:  # protocol 4.5
             in_shared_memory |= {name}
             named[name] = False
@@ -231,14 +230,14 @@ def select(request: Request) -> OutputSelection:
 
 
 def _flag(said: Request | Entry, key: str, output: str | None = None) -> bool | None:
-    """Take the boolean at *key* out of the parameters of the request or its *output*; None if it is absent or null.
+    """Take the boolean at *key* out of the parameters, which are not empty, of the request or its *output*.
 
-    Raises `CodecError` for anything else (protocol 4.2).
+    None if it is absent or null. Raises `CodecError` for anything else (protocol 4.2).
     """
-    parameters = said.get("parameters") or {}
+    parameters = said["parameters"] or {}
     value = bytes(parameters.pop(key, _NULL))
     if not parameters:
-        said.pop("parameters", None)
+        del said["parameters"]
     if value not in _FLAGS:
         where = f"{label_of('output', output)}: " if output is not None else ""
         raise CodecError(f"{where}{key}: expected true or false, got {excerpt(value)}")
@@ -271,8 +270,11 @@ def read_inputs(request: Request, blobs: Cursor) -> Generator[None, None, list[t
 def _source(entry: Entry, index: int, blobs: Cursor) -> Source:
     """Where the values of input number *index* are, see `read_inputs`; a blob is taken off *blobs*."""
     parameters = entry.get("parameters") or {}
-    size = _binary_size(entry, index) if "binary_data_size" in parameters else None
-    data = None
+    size = data = None
+    if "binary_data_size" in parameters:
+        size = _binary_size(parameters.pop("binary_data_size"), entry, index)
+        if not parameters:
+            del entry["parameters"]
     if "data" in entry:
         data = entry["data"]
         if isinstance(data, Raw):
@@ -286,10 +288,6 @@ def _source(entry: Entry, index: int, blobs: Cursor) -> Source:
             f"{label_of_entry(entry, 'input', index)}: Input must set only one of the following fields: 'data', "
             f"'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'; got {given or 'none'} of them"
         )
-    if "binary_data_size" in parameters:
-        del parameters["binary_data_size"]
-        if not parameters:
-            del entry["parameters"]
     if size is None:
         return data
     name, datatype, shape = declaration(entry, "input", index)
@@ -305,15 +303,18 @@ def _source(entry: Entry, index: int, blobs: Cursor) -> Source:
         raise CodecError(f"{labelled('input', name, datatype, shape)}: {error}") from None
 
 
-def _binary_size(entry: Entry, index: int) -> int | None:
-    """`binary_data_size` of the input *entry*; None if it has none (protocol 2.3). Raises `CodecError`."""
-    value = bytes((entry.get("parameters") or {}).get("binary_data_size", _NULL))
-    if value.isdigit() and len(value) <= _SIZE_DIGITS:
-        return int(value)
-    if value == _NULL:
+def _binary_size(value: Raw | bytes, entry: Entry, index: int) -> int | None:
+    """The `binary_data_size` that *value* is, of the input *entry*; None if it is null (protocol 2.3).
+
+    Raises `CodecError`.
+    """
+    text = bytes(value)
+    if text.isdigit() and len(text) <= _SIZE_DIGITS:
+        return int(text)
+    if text == _NULL:
         return None
     label = label_of_entry(entry, "input", index)
-    raise CodecError(f"{label}: binary_data_size must be an integer >= 0, got {excerpt(value)}")
+    raise CodecError(f"{label}: binary_data_size must be an integer >= 0, got {excerpt(text)}")
 
 
 def find_header_length(
