@@ -79,9 +79,10 @@ class InferRequest(PiecedJson, msgspec.Struct):
             if isinstance(source, Tensor):
                 inputs.append(source)
                 nonfinite += yield from _fill_in(entry, source, request, policy, is_small=is_small)
+                if not is_small:
+                    later.append((source,))
             elif source is not None:
                 entry["data"] = _LATER
-            if source is not None and entry["data"] in (_LATER, LIST_LATER):
                 later.append((source,))
             if index % CHECKED_TENSORS == 0:
                 yield
@@ -144,18 +145,18 @@ def _fill_in(
         yield from elements.check_elements(tensor.blob, n_elements, tensor, utf8=not tensor.is_base64, hint=hint)
     elif policy.half_precision is _PROMOTE and is_half_precision(datatype):
         entry["datatype"] = Raw(b'"FP32"')
-    entry["data"] = LIST_LATER
     is_checked = datatype.kind is FLOAT
-    if is_small:
-        is_literal = is_checked and policy.nonfinite is _LITERAL
-        if datatype.item_bytes:
-            values = np.frombuffer(tensor.blob, datatype.wire)
-            text = number_printing.array_text(values, datatype, literals=is_literal)
-        else:
-            text = b"[%b]" % b"".join(_value_pieces(tensor, policy))
+    if not is_small:
+        entry["data"] = LIST_LATER
+    elif datatype.item_bytes:
+        literals = policy.nonfinite is _LITERAL
+        values = np.frombuffer(tensor.blob, datatype.wire)
+        text = number_printing.array_text(values, datatype, literals=literals)
         entry["data"] = Raw(text)
         # NaN and infinities are printed as null if not as literals
-        is_checked = is_literal or (is_checked and b"n" in text)
+        is_checked = is_checked and (literals or b"n" in text)
+    else:
+        entry["data"] = Raw(b"[%b]" % b"".join(_value_pieces(tensor, policy)))
     return (yield from check_finite(tensor, policy.nonfinite)) if is_checked else 0
 
 
