@@ -26,7 +26,7 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.json.pieces import SPACE
-from gateway.codec.tensors.datatypes import DATATYPES, Array, Datatype, Kind
+from gateway.codec.tensors.datatypes import DATATYPES, FLOAT, Array, Datatype, Kind
 from gateway.errors import CodecError
 
 try:
@@ -55,15 +55,17 @@ _PARSER = simdjson.Parser() if simdjson is not None else None
 
 _MINUS, _ZERO, _TRUE, _FALSE = b"-0tf"
 _ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
-_FEW: dict[Kind, msgspec.json.Decoder[tuple[float, ...]]] = {
+_DECODERS: dict[Kind, msgspec.json.Decoder[tuple[float, ...]]] = {
     Kind.BOOL: msgspec.json.Decoder(tuple[bool, ...]),
     Kind.INTEGER: msgspec.json.Decoder(tuple[int, ...]),
     Kind.FLOAT: msgspec.json.Decoder(tuple[float, ...]),
 }
-_LAYOUTS = {
-    name: [struct.Struct(f"<{n_elements}{letter}") for n_elements in range(MAX_FEW + 1)]
+_FEW = {
+    (name, n_elements): (_DECODERS[DATATYPES[name].kind], struct.Struct(f"<{n_elements}{letter}"))
     for name, letter in zip(DATATYPES, "?BHIQbhiqefd", strict=False)  # there is none for BF16 and BYTES
+    for n_elements in range(1, MAX_FEW + 1)
 }
+"""How so many numbers are decoded, and how they are laid out on the wire."""
 _BITS = np.dtype("<u8")
 _LOW_BYTES_OF_TIE = b"\0\0\0"
 """A float64 between two neighbours of FP32 has at most 25 significant bits, also below the smallest normal number. So
@@ -259,18 +261,18 @@ def read_few(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
 
     None for more than `MAX_FEW`, and for whatever has to be looked at more closely, which `read_flat` may know.
     """
-    layouts = _LAYOUTS.get(datatype.name)
-    if layouts is None or not 0 < n_elements <= MAX_FEW:
+    few = _FEW.get((datatype.name, n_elements))
+    if few is None:
         return None
-    layout = layouts[n_elements]
+    decoder, layout = few
     try:
-        numbers = _FEW[datatype.kind].decode(text)
+        numbers = decoder.decode(text)
         blob = layout.pack(*numbers)
     except (msgspec.DecodeError, struct.error, OverflowError):
         return None
-    if datatype.kind is not Kind.FLOAT:
+    if datatype.kind is not FLOAT:
         return blob
-    if layout.unpack(blob) != numbers and _LOW_BYTES_OF_TIE in _LAYOUTS["FP64"][n_elements].pack(*numbers):
+    if layout.unpack(blob) != numbers and _LOW_BYTES_OF_TIE in _FEW["FP64", n_elements][1].pack(*numbers):
         return None
     # -0 has been read as 0, without its sign
     return None if b"-" in text and bytes(datatype.item_bytes) in blob else blob
