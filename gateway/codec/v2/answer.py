@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from itertools import filterfalse
 
 import msgspec
 import orjson
@@ -43,7 +44,7 @@ from gateway.codec.values import shaped_value
 from gateway.errors import CodecError, ForeignAnswerError
 
 _LATER = Raw(LATER)
-_NULL = b"null"
+_NULL = Raw(b"null")
 _SAID_BEFORE_DATA = (b'"name"', b'"datatype"', b'"shape"')
 
 WHOLE_BYTES = 64 * 1024
@@ -222,13 +223,13 @@ class InferAnswer:
                 entry["parameters"] = parameters
             else:  # protocol 4.4
                 entry.pop("parameters", None)
-        for name in wanted:
-            if name not in names:  # protocol 4.5
-                raise CodecError(f"{label_of('output', name)} was requested, but the answer does not have it")
+        for name in filterfalse(names.__contains__, wanted):  # protocol 4.5
+            raise CodecError(f"{label_of('output', name)} was requested, but the answer does not have it")
         answer["outputs"] = kept
         if self._arriving is not None:
             yield
-        return Reply(long_pieces(printed(answer, later)), binary, self._nonfinite)
+        texts = printed(answer, later)
+        return Reply(long_pieces(texts) if later else texts, binary, self._nonfinite)
 
     def _binary(self, entry: Entry, index: int, parameters: Parameters) -> Generator[None, None, ReplyOutput]:
         """A binary output; says its size in *parameters*, in place of the data of *entry*."""
@@ -267,15 +268,17 @@ class InferAnswer:
 
         Raises `ForeignAnswerError` for the id of another request.
         """
-        if self.is_renamed or bytes(answer.get("model_name", _NULL)) == _NULL:
+        if self.is_renamed or answer.get("model_name", _NULL) == _NULL:
             answer["model_name"] = Raw(orjson.dumps(self.model))  # protocol 4.6
-        if bytes(answer.get("parameters", b"")) == _NULL:  # protocol 4.4
+        if answer.get("parameters") == _NULL:  # protocol 4.4
             del answer["parameters"]
         answered = bytes(answer.get("id", b""))
+        if answered == self.request_id:
+            return
         is_own = bool(self.sent_id) and not self.request_id
         if self.sent_id and answered != self.sent_id:
             check_id(restore_literals(answered), self.sent_id, is_own=is_own)  # protocol 4.10
-        if is_own or answered == _NULL:
+        if is_own or answered == b"null":
             answer.pop("id", None)
         if self.request_id and answered in ABSENT:  # protocol 4.6
             answer["id"] = Raw(self.request_id)

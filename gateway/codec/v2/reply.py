@@ -52,4 +52,4 @@ class Reply(msgspec.Struct, frozen=True):
 
 def long_pieces(texts: list[bytes]) -> list[bytes]:
     """*texts*, which are the JSON of a reply, in few pieces; long ones stay themselves."""
-    return texts if len(texts) == 1 else [bytes(piece) for piece in joined(texts, WRITE_BYTES)]
+    return [bytes(piece) for piece in joined(texts, WRITE_BYTES)]
