@@ -8,7 +8,6 @@ comes before its `name`, `datatype` and `shape`, until the answer is whole.
 import json
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import filterfalse
 
@@ -104,35 +103,33 @@ def _sink_for(form: Declaration) -> NumberSink | BytesSink:
     return BytesSink(label, shape) if datatype.kind is BYTES else NumberSink(label, datatype, shape)
 
 
-@dataclass(slots=True, eq=False)
-class InferAnswer:
+class InferAnswer(msgspec.Struct, eq=False):
     """Reads one answer: `feed` what arrives piece by piece, then `finish`.
 
     A small answer that `finish` gets as a whole is read in one go; every other answer is read while it arrives.
     """
 
     selection: OutputSelection
-    _: KW_ONLY
     model: str
     """The name in the path, added where the backend leaves it out (protocol 4.6)."""
-    is_renamed: bool = False
-    """Whether the backend has a name of its own for it, in whose place the client gets *model* (protocol 8)."""
     request_id: bytes
     """The client's id as JSON text, or empty; added where the backend leaves it out (protocol 4.6)."""
-    sent_id: bytes = b""
-    """The id that the backend got, which is the gateway's own where the client has none (protocol 4.10)."""
     max_bytes: int
     """The most JSON that will be fed; no tensor can have more elements than that allows."""
+    is_renamed: bool = False
+    """Whether the backend has a name of its own for it, in whose place the client gets *model* (protocol 8)."""
+    sent_id: bytes = b""
+    """The id that the backend got, which is the gateway's own where the client has none (protocol 4.10)."""
     limits: HeaderLimits = DEFAULT_LIMITS
     """Bounds of the JSON beside the data, and of the number of outputs."""
-    declared: Mapping[str, str] = field(default_factory=dict)
+    declared: Mapping[str, str] = {}
     """Outputs by name whose inputs were promoted: where the backend says FP32, they get back this datatype."""
-    opened: list[_Value] = field(default_factory=list, init=False)
+    opened: list[_Value] = []
     """The long data that has begun to arrive."""
-    _arriving: ArrivingMessage | None = field(default=None, init=False)
-    _reading: Reading[None] = field(default=iter(()), init=False)  # type: ignore[arg-type]
-    _nonfinite: int = field(default=0, init=False)
-    _header_bytes: int = field(default=0, init=False)
+    _arriving: ArrivingMessage | None = None
+    _reading: Reading[None] = iter(())  # type: ignore[assignment]
+    _nonfinite: int = 0
+    _header_bytes: int = 0
     """What `held_bytes` counts beside the outputs once the answer is read."""
 
     @property
