@@ -284,12 +284,8 @@ def _joined_call(first: Call, request_id: str) -> Call:
     )
     # its body holds the answer before it is divided, beside what its members hold; nobody gets its reply
     call = Call(first.shared, first.serving, request, exchange)
-    call.match, call.upstream, call.backend, call.sticky_key = (
-        first.match,
-        first.upstream,
-        first.backend,
-        first.sticky_key,
-    )
+    call.match, call.sticky_key = first.match, first.sticky_key
+    call.upstream, call.backend = first.upstream, first.backend
     return call
 
 

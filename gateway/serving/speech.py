@@ -49,8 +49,7 @@ async def prepare(call: Call, body: memoryview) -> Prepared | None:
     """Parse and check the request; None if it crosses unchanged. Raises `GatewayError`."""
     policy = call.backend.tensor_policy
     # the server's log may have this id as well
-    is_own = call.backend.settings.ids == "always"
-    own_id = msgspec.json.encode(call.exchange.request_id) if is_own else b""
+    own_id = msgspec.json.encode(call.exchange.request_id) if call.backend.settings.ids == "always" else b""
     metadata = await _metadata(call) if call.framing.header_length == 0 else b""
     steps = reading(call, body, metadata, None if own_id else policy.leave_out)
     request = await call.exchange.request_codec.run(InferRequest.parse(steps, policy, own_id))
