@@ -245,4 +245,4 @@ def request_id(headers: Headers) -> str:
 
 def new_request_id() -> str:
     """32 random hexadecimal digits. They name a request and are no secret."""
-    return f"{random.getrandbits(128):032x}"
+    return random.getrandbits(128).to_bytes(16).hex()
