@@ -164,14 +164,13 @@ def read_request(
     assert isinstance(head, RawRequestMessage)
     method, path, version = head.method, head.path, head.version
     headers = Headers(head.headers.items())
-    first = headers.first
-    length = _length(first["content-length"]) if "content-length" in first else None
+    length = _length(headers.first["content-length"]) if "content-length" in headers.first else None
     fault = _framing_fault(method, version, headers, length)
     # bytes behind a chunked body are dropped with it, see `http1`
     connection.keeps_alive = not (head.should_close or head.chunked or fault is not None)
-    if "expect" in first:
-        connection.is_expecting = first["expect"].strip().lower() == "100-continue" and version >= (1, 1)
-    host = first.get("host", "")
+    if "expect" in headers.first:
+        connection.is_expecting = headers.get("expect").strip().lower() == "100-continue" and version >= (1, 1)
+    host = headers.first.get("host", "")
     # nothing is to be changed or refused in a target that is a path without `#`, in a head that is ASCII alone
     if not (path.startswith("/") and "#" not in path and connection.is_ascii):
         fault = fault or _target_fault(path, headers)
