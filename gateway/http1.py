@@ -120,8 +120,8 @@ class Heads:
         Raises `MalformedError`.
         """
         try:
-            early = self._parser.feed_data(text[:-1])[0]
-            heads = self._parser.feed_data(text[-1:])[0]
+            early = self._parser.feed_data(text[:-1] if is_end else text)[0]
+            heads = self._parser.feed_data(b"\n")[0] if is_end else early
         except HttpProcessingError as error:
             raise _malformed(error) from None
         except ValueError:  # from the URL that the parser makes of a target
