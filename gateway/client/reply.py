@@ -143,11 +143,13 @@ class Reply(ClientBody):
         """The reply begins: decide how its body ends, and whether the connection serves another request behind it."""
         assert not self.has_begun, "a request has one reply"
         exchange, connection = self._exchange, self._connection
-        self._is_bodiless = is_bodiless = status in _BODILESS or self._request.method == "HEAD"
-        is_open = length is None and not is_bodiless
-        self._is_chunked = is_open and not is_old
-        # an open body that is not chunked ends with the connection
-        if self._shared.is_draining or (is_open and is_old) or (not connection.has_arrived and connection.is_left_over):
+        if status in _BODILESS or self._request.method == "HEAD":
+            self._is_bodiless = True
+        elif length is None:
+            self._is_chunked = not is_old
+            if is_old:  # the body ends with the connection
+                connection.keeps_alive = False
+        if self._shared.is_draining or (not connection.has_arrived and connection.is_left_over):
             connection.keeps_alive = False
         exchange.status = status
         if status >= 400 and exchange.error is None:

@@ -40,6 +40,8 @@ MAX_REQUEST_ID = 128
 class Served(Incoming):
     """A request with its connection. When the request is over (`leave`), it cannot touch the connection any more."""
 
+    out: Outgoing
+    """Where the reply is written. Must not be kept elsewhere: `leave` replaces it by `NOBODY`."""
     keeps_alive = False
     """Whether the connection serves another request after this one; `Reply` may set it to False."""
     is_expecting = False
@@ -47,12 +49,11 @@ class Served(Incoming):
     waiter: Waiter | None = None
     """The waiter of `read_more`, while it waits for bytes."""
     _failure: Exception | None = None
+    _client: "ClientConnection | None"
 
     def __init__(self, client: "ClientConnection", heads: Heads) -> None:
         super().__init__(heads)
-        self._client: ClientConnection | None = client
-        self.out: Outgoing = client
-        """Where the reply is written. Must not be kept elsewhere: `leave` replaces it by `NOBODY`."""
+        self._client = self.out = client
         self.upload = Upload()
         """How fast the body comes."""
 
