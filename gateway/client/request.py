@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 ABSOLUTE = re.compile(r"https?://(?:[^/?#]*@)?([^/?#]+)", re.IGNORECASE)
 """The beginning of a target in absolute form; group 1 is the authority without the user."""
 
+# as globals, because looking up an enum's attribute costs as much as a call
+_SIZED, _CHUNKED = Phase.SIZED, Phase.CHUNKED
+
 _UNDECODABLE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8 (surrogateescape)
 
 DROP_BYTES = 256 * 1024
@@ -180,7 +183,7 @@ def read_request(
         if absolute is not None:
             host, path = absolute[1], path[absolute.end() :]
         path = f"/{path.removeprefix('/')}"
-    connection.expect(Phase.CHUNKED if head.chunked else Phase.SIZED, length or 0)
+    connection.expect(_CHUNKED if head.chunked else _SIZED, length or 0)
     has_body = not connection.has_arrived
     return ClientRequest(method, path, headers, host, peer, scheme, version, length, has_body, connection, fault)
 
