@@ -79,8 +79,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
             lines.append(f"Content-Length: {body.length}")
         elif body.open is not None:
             lines.append("Transfer-Encoding: chunked")
-        n_lines = len(lines) + 1
         head = "\r\n".join([*lines, "", ""])
-        if head.count("\n") != n_lines or head.count("\r") != n_lines:  # a line break would begin another field
+        if not head.count("\n") == head.count("\r") == len(lines) + 1:  # a line break would begin another field
             raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
         return head.encode(errors="surrogateescape") + (whole or b"")
