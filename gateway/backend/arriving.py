@@ -90,21 +90,20 @@ class AnswerHead:
         names = "".join(headers.first)
         if " " in names:
             self.headers = headers = Headers((name.rstrip(" "), value) for name, value in headers.pairs)
-        first = headers.first
-        if "transfer-encoding" in first:
+        if "transfer-encoding" in headers.first:
             codings = headers.joined("transfer-encoding")
             if codings.lower() == "chunked":
                 self.phase = Phase.CHUNKED
             else:
                 self.defect = f"answered with Transfer-Encoding {codings[:64]!r}; only `chunked` is supported"
-        elif (digits := first.get("content-length")) is not None:
+        elif (digits := headers.first.get("content-length")) is not None:
             self.phase = Phase.SIZED
             self.length = length = int(digits) if len(digits) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
             if length > MAX_CONTENT_LENGTH:
                 self.defect = f"answered with Content-Length {length}, at most {MAX_CONTENT_LENGTH} is possible"
         self.is_last = message.should_close or self.code == _UNHANDLED
         if method == "HEAD" or self.code in _WITHOUT_BODY:  # whatever it announces (RFC 9112 section 6.3)
-            self.is_last = self.is_last or "transfer-encoding" in first or bool(self.length)
+            self.is_last = self.is_last or "transfer-encoding" in headers.first or bool(self.length)
             self.phase = Phase.DONE
         self.defect = self._find_defect(names, "".join(message.headers.values())) or self.defect
 
