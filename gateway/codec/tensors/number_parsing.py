@@ -272,10 +272,10 @@ def read_few(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
         return None
     if datatype.kind is not FLOAT:
         return blob
-    if layout.unpack(blob) != numbers and _LOW_BYTES_OF_TIE in _FEW["FP64", n_elements][1].pack(*numbers):
+    if layout.unpack(blob) != numbers and _FEW["FP64", n_elements][1].pack(*numbers).find(_LOW_BYTES_OF_TIE) >= 0:
         return None
     # -0 has been read as 0, without its sign
-    return None if b"-" in text and bytes(datatype.item_bytes) in blob else blob
+    return None if _MINUS in text and blob.find(bytes(datatype.item_bytes)) >= 0 else blob
 
 
 def read_flat(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:

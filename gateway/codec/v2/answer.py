@@ -234,7 +234,7 @@ class InferAnswer(msgspec.Struct, eq=False):
         data = entry.pop("data")
         if isinstance(data, Raw):
             text = bytes(data)
-            if STAND_IN in text:
+            if text.find(STAND_IN) >= 0:
                 text = restore_literals(text)
             value = shaped_value(text, datatype, shape)
             blobs = value.blobs if value is not None else (yield from self._poured((text,), _sink_for(form)))

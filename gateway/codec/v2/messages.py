@@ -144,7 +144,7 @@ def _what_else(said: dict[str, Any]) -> str:
 def printed(message: Mapping[str, Any], later: Sequence[Sequence[L]] = ()) -> list[bytes | L]:
     """*message* as JSON, in pieces: each `LATER` gives way to one of the values that come *later*, in one or more."""
     text = _ENCODER.encode(message)
-    if STAND_IN in text:
+    if text.find(STAND_IN) >= 0:
         text = restore_literals(text)
     if not later:
         return [text]
@@ -286,7 +286,7 @@ def declaration(entry: Entry, section: str, index: int) -> Declaration:
     """
     try:
         text = b"[%b,%b,%b]" % (entry["name"], entry["datatype"], entry["shape"])
-        name, datatype, shape = _DECLARATION.decode(restore_literals(text) if STAND_IN in text else text)
+        name, datatype, shape = _DECLARATION.decode(restore_literals(text) if text.find(STAND_IN) >= 0 else text)
     except (KeyError, msgspec.DecodeError):
         label = label_of(section, name_of(entry, section, index))
         if text_of(entry.get("datatype")) in DATATYPES:
@@ -301,7 +301,7 @@ def name_of(entry: Entry, section: str, index: int) -> str:
     """The tensor's name, of an *entry* as for `declaration`. Raises `CodecError` if it is no string (protocol 2.2)."""
     try:
         text = bytes(entry["name"])
-        name: str = _STRING.decode(restore_literals(text) if STAND_IN in text else text)
+        name: str = _STRING.decode(restore_literals(text) if text.find(STAND_IN) >= 0 else text)
     except (KeyError, msgspec.DecodeError):
         raise CodecError(f"{section} {index}: name must be a string, got {_shown(entry.get('name'))}") from None
     return name

@@ -154,7 +154,7 @@ def _fill_in(
         text = number_printing.array_text(values, datatype, literals=literals)
         entry["data"] = Raw(text)
         # NaN and infinities are printed as null if not as literals
-        is_checked = is_checked and (literals or b"n" in text)
+        is_checked = is_checked and (literals or text.find(b"n") >= 0)
     else:
         entry["data"] = Raw(b"[%b]" % b"".join(_value_pieces(tensor, policy)))
     return (yield from check_finite(tensor, policy.nonfinite)) if is_checked else 0

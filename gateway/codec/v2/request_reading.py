@@ -203,7 +203,7 @@ def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memo
 def id_of(request: Request) -> bytes:
     """The client's id as JSON text; empty if it sent none."""
     text = bytes(request.get("id", b""))
-    if STAND_IN in text:
+    if text.find(STAND_IN) >= 0:
         text = restore_literals(text)
     return b"" if text in ABSENT else text
 
