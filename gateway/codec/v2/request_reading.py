@@ -105,12 +105,14 @@ def read_request(
     try:
         request, n_bytes = yield from _request(body, header_length, limits, reserve)
     except CodecError as error:
-        if header_length is not None and not isinstance(error, TooLargeError):
-            raise CodecError(f"{error} (in the {header_length} bytes that {HEADER_LENGTH} says are JSON)") from None
-        # JSON that is not judged may be wrong, unless it was plainly meant to be binary
-        if header_length is not None or unjudged is None or (yield from contains(body, _PARAMETER)):
+        if header_length is None:
+            # JSON that is not judged may be wrong, unless it was plainly meant to be binary
+            if unjudged is None or (yield from contains(body, _PARAMETER)):
+                raise
+            return None
+        if isinstance(error, TooLargeError):
             raise
-        return None
+        raise CodecError(f"{error} (in the {header_length} bytes that {HEADER_LENGTH} says are JSON)") from None
     behind, is_recovered = body[n_bytes:], False
     if header_length is None:
         if unjudged is not None and not _is_judged(request, unjudged):
