@@ -60,14 +60,13 @@ def array_text(values: Array, datatype: Datatype, *, literals: bool = False) -> 
 
     In one step, for few elements.
     """
-    table = _TABLES.get(datatype.name) if values.ndim == 1 else None
     if datatype.name == "UINT8" and values.ndim > 1:
         text = _byte_lists(values)
-    elif table is None:
-        text = orjson.dumps(datatype.widen(values), option=_OPTIONS)
-    else:
-        entries = table.take(values.view(datatype.bits)).tobytes().translate(None, b"\0")
+    elif datatype.name in _TABLES and values.ndim == 1:
+        entries = _TABLES[datatype.name].take(values.view(datatype.bits)).tobytes().translate(None, b"\0")
         text = b"".join((b"[", memoryview(entries)[1:], b"]"))
+    else:
+        text = orjson.dumps(datatype.widen(values), option=_OPTIONS)
     # `n` is found ten times as fast as `null`, the only word of numbers that has one
     return _with_literals(text, datatype.widen(values)) if literals and b"n" in text else text
 

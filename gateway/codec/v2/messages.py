@@ -301,10 +301,9 @@ def name_of(entry: Entry, section: str, index: int) -> str:
     """The tensor's name, of an *entry* as for `declaration`. Raises `CodecError` if it is no string (protocol 2.2)."""
     try:
         text = bytes(entry["name"])
-        name: str = _STRING.decode(restore_literals(text) if text.find(STAND_IN) >= 0 else text)
+        return _STRING.decode(restore_literals(text) if text.find(STAND_IN) >= 0 else text)
     except (KeyError, msgspec.DecodeError):
         raise CodecError(f"{section} {index}: name must be a string, got {_shown(entry.get('name'))}") from None
-    return name
 
 
 def _shown(value: Raw | None) -> str:
