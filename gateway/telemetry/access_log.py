@@ -100,7 +100,7 @@ class FailureLog:
         """Write the line of a finished exchange if it failed, up to the limit of this second."""
         error = exchange.error
         # `app` logs internal errors itself
-        if error in (None, ErrorKind.INTERNAL) or blame_of(error, exchange.status) is Blame.CLIENT:
+        if error is None or error is ErrorKind.INTERNAL or blame_of(error, exchange.status) is Blame.CLIENT:
             return
         second = int(time.monotonic())
         if second != self._second:
