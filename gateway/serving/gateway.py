@@ -55,14 +55,8 @@ class Gateway:
     async def handle(self, request: ClientRequest) -> None:
         """Serve one request of a client to its end, and record it. Raises `CancelledError` if the client leaves."""
         loop, serving = self._loop, self.serving
-        exchange = Exchange(
-            client=request.peer,
-            method=request.method,
-            path=request.path,
-            request_id=request_id(request.headers),
-            started_s=loop.time(),
-            protocol=request.protocol,
-        )
+        exchange = Exchange(request.peer, request.method, request.path, request_id(request.headers), loop.time())
+        exchange.protocol = request.protocol
         if self.begin_trace is not None:
             exchange.trace, exchange.scheme = self.begin_trace(request.headers), request.scheme
         proxies = serving.plan.proxies
