@@ -16,7 +16,7 @@ from gateway.codec.v2.reply import Reply as InferReply
 from gateway.codec.v2.request import InferRequest
 from gateway.codec.v2.request_reading import find_sequence_id
 from gateway.errors import CodecError, ErrorKind, blamed
-from gateway.exchange import Format
+from gateway.exchange import BINARY, JSON
 from gateway.policy.crossing import Fields, transcoded_lines
 from gateway.serving.batching import serve_batched
 from gateway.serving.call import Answered, Call
@@ -61,10 +61,10 @@ async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Rea
     Raises `GatewayError`, and `CodecError` for a malformed request.
     """
     exchange, headers = call.exchange, call.backend.headers
-    exchange.client_format = Format.JSON if call.framing.header_length is None else Format.BINARY
+    exchange.client_format = JSON if call.framing.header_length is None else BINARY
     dialect = None if call.backend.is_v2 else await dialect_of(call)
     prepared = await (prepare(call, body) if dialect is None else Foreign(call, dialect).prepare(body))
-    exchange.upstream_format = Format.JSON
+    exchange.upstream_format = JSON
     if prepared is None:  # byte for byte (protocol 3.6)
         # a renamed model's answer must not be compressed, because the gateway replaces the name in it
         fields = headers.transcoded(call.request) if call.match.is_renamed else headers.inflated(call.request)
@@ -72,7 +72,7 @@ async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Rea
     request = prepared.request
     exchange.is_transcoded = True
     exchange.input_datatypes = datatypes = request.datatypes
-    exchange.client_format = Format.BINARY if datatypes else Format.JSON
+    exchange.client_format = BINARY if datatypes else JSON
     exchange.request_nonfinite = request.nonfinite
     if exchange.batch_rows:
         exchange.batch_rows = next((tensor.shape[0] for tensor in request.inputs if tensor.shape), 1)
@@ -142,11 +142,11 @@ async def _decoded(call: Call, prepared: Prepared, request_body: memoryview, ans
 async def _reply(call: Call, answered: InferReply, lines: str) -> None:
     """Send the reply: the JSON header and the blobs without joining them, with the fields in *lines*."""
     if answered.outputs:
-        call.exchange.reply_format = Format.BINARY
+        call.exchange.reply_format = BINARY
         n_bytes = answered.header_bytes
         headers = [("Content-Type", call.framing.content_type(n_bytes)), (HEADER_LENGTH, str(n_bytes))]
     else:
-        call.exchange.reply_format = Format.JSON
+        call.exchange.reply_format = JSON
         headers = [("Content-Type", "application/json")]
     buffers: list[bytes | memoryview] = [*answered.header, *answered.blobs]
     coding = _reply_coding(call, answered, headers) if call.plan.compression.responses else None

@@ -21,7 +21,7 @@ from gateway.codec.v2.framing import HEADER_LENGTH
 from gateway.codec.v2.request_reading import find_header_length
 from gateway.codec.v2.server_metadata import with_extension
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange import Format
+from gateway.exchange import BINARY, JSON
 from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
 from gateway.policy.routing import PathKind
 from gateway.serving import own_answers
@@ -117,7 +117,7 @@ async def pass_through(
             exchange.header_recovered = header_length is not None
         held = [body, *(call.framing.blobs or ())]
         sent = Body.of(*held)
-    exchange.client_format = exchange.upstream_format = Format.JSON if header_length is None else Format.BINARY
+    exchange.client_format = exchange.upstream_format = JSON if header_length is None else BINARY
     fields = _fields(call, header_length)
 
     async def in_json() -> tuple[BackendRequest, Read[Answered | None]]:
@@ -177,10 +177,10 @@ async def pass_back(call: Call, held: Sequence[memoryview], answer: Answer) -> N
     call.let_go(answer, *held)
     text = answer.headers.get(_HEADER_LENGTH)
     if not _DIGITS.fullmatch(text):
-        call.exchange.reply_format = Format.JSON
+        call.exchange.reply_format = JSON
         await stream(call, answer)
         return
-    call.exchange.reply_format = Format.BINARY
+    call.exchange.reply_format = BINARY
     header_length = int(text)
     if call.match.is_renamed:
         await _pass_back_renamed(call, answer, header_length)
