@@ -44,6 +44,8 @@ FIRST_HEAD_S = 1.0
 LOOK_S = 0.02
 """How often draining checks whether anything is still in flight."""
 
+_INTERNAL = ErrorKind.INTERNAL  # looked up once, as `exchange.JSON` is
+
 log = logging.getLogger("gateway")
 
 
@@ -101,7 +103,7 @@ class DataPlane:
                 self._tracing.record(exchange)
         except Exception:  # the client has its reply, and shall keep it
             log.exception("request %s could not be recorded", exchange.request_id)
-        if exchange.error is ErrorKind.INTERNAL:
+        if exchange.error is _INTERNAL:
             log.error("request %s: %s", exchange.request_id, exchange.detail)
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:

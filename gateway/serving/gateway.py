@@ -24,6 +24,8 @@ from gateway.serving.foreign import Foreign, dialect_of
 from gateway.serving.inference import infer
 from gateway.serving.relaying import relay
 
+_INFER = PathKind.INFER  # looked up once, as `exchange.JSON` is
+
 log = logging.getLogger("gateway")
 
 
@@ -70,7 +72,7 @@ class Gateway:
                 match = await self._admit(call)
                 if match is None:
                     await own_answers.answer_for_all(call)
-                elif match.kind is PathKind.INFER and request.method == "POST":
+                elif match.kind is _INFER and request.method == "POST":
                     await infer(call)
                 else:
                     await _serve_other(call)
