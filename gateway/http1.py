@@ -183,7 +183,7 @@ class Incoming:
     def __init__(self, heads: Heads) -> None:
         """The next message of the connection of *heads*, whose previous message has come to its end."""
         self._heads = heads
-        self._pieces: deque[bytes | memoryview] = deque()
+        self._pieces: deque[bytes] = deque()
 
     def feed_head(self, data: bytes) -> tuple[RawRequestMessage | RawResponseMessage, bytes] | None:
         """Take bytes of the head. Returns the head and the bytes behind it once its end has come, else None.
@@ -267,10 +267,14 @@ class Incoming:
         """Decode the next piece of a chunked body. Raises `MalformedError`."""
         chunks, pieces = self._chunks, self._pieces
         assert chunks is not None
-        waiting = memoryview(pieces.popleft())
-        piece, rest = bytes(waiting[: chunks.piece_bytes]), waiting[chunks.piece_bytes :]
-        if rest:
-            pieces.appendleft(rest)
+        piece = pieces.popleft()
+        if len(piece) > PIECE_BYTES:  # in pieces of their own: a view of the last would keep all of them in memory
+            starts = reversed(range(0, len(piece), PIECE_BYTES))
+            pieces.extendleft([piece[start : start + PIECE_BYTES] for start in starts])
+            piece = pieces.popleft()
+        if len(piece) > chunks.piece_bytes:
+            pieces.appendleft(piece[chunks.piece_bytes :])
+            piece = piece[: chunks.piece_bytes]
         self.unread_bytes -= len(piece)
         text = chunks.decode(piece)
         if chunks.is_at_end:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import tracemalloc
 
 import pytest
 from aiohttp.base_protocol import BaseProtocol
@@ -96,6 +97,23 @@ async def test_a_chunked_body_is_decoded_in_pieces_when_it_is_read() -> None:
     assert read == len(text)
     assert message.is_read
     assert message.unread_bytes == 0
+
+
+async def test_what_was_read_of_a_chunked_body_is_not_kept_in_memory() -> None:
+    """Else a connection would hold up to 32 times the bytes that are counted for it."""
+    heads = Heads(asyncio.get_running_loop(), MAX_HEAD, is_for_requests=True)
+    tracemalloc.start()
+    try:
+        message = Incoming(heads)
+        assert message.feed_head(CHUNKED) is not None
+        message.expect(Phase.CHUNKED)
+        message.feed_body(b"100000\r\n" + bytes(32 * PIECE_BYTES))
+        while message.unread_bytes > PIECE_BYTES:
+            message.read()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 4 * PIECE_BYTES
 
 
 @pytest.mark.parametrize(("size", "is_accepted"), [(1, False), (2, False), (3, True), (64, True)])
