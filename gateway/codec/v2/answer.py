@@ -203,7 +203,7 @@ class InferAnswer(msgspec.Struct, eq=False):
                 continue
             kept.append(entry)
             names.add(name)
-            parameters = entry.get("parameters") or {}
+            entry["parameters"] = parameters = entry.get("parameters") or {}
             parameters.pop("binary_data_size", None)
             if "data" not in entry:
                 # some servers repeat the region that the request says (protocol 4.5)
@@ -216,10 +216,8 @@ class InferAnswer(msgspec.Struct, eq=False):
             elif isinstance(entry["data"], _Value):
                 later.append(_kept(entry["data"], name))
                 entry["data"] = _LATER
-            if parameters:
-                entry["parameters"] = parameters
-            else:  # protocol 4.4
-                entry.pop("parameters", None)
+            if not parameters:  # protocol 4.4
+                del entry["parameters"]
         for name in filterfalse(names.__contains__, wanted):  # protocol 4.5
             raise CodecError(f"{label_of('output', name)} was requested, but the answer does not have it")
         answer["outputs"] = kept
