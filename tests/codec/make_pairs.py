@@ -1,4 +1,4 @@
-"""Makes the files of `pairs/` with numpy, ml_dtypes and tritonclient: nothing here knows the gateway.
+"""Makes the files of `pairs/` with numpy and ml_dtypes: nothing here knows the gateway.
 
 A request pair is `requests/NAME.bin`, the whole body that a client sends, and `requests/NAME.json`, what the
 backend is to get. An answer pair is `answers/NAME.json`, what the backend says, and `answers/NAME.bin`, the
@@ -16,7 +16,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from tritonclient.utils import serialize_byte_tensor
 
 PAIRS = Path(__file__).parent / "pairs"
 
@@ -60,8 +59,8 @@ def edges(datatype: str) -> Any:
 def blob_of(values: Any) -> bytes:
     """The bytes of a tensor on the wire."""
     if isinstance(values, list):
-        elements = np.array([value if isinstance(value, bytes) else value.encode() for value in values], dtype=object)
-        return bytes(serialize_byte_tensor(elements).item()) if values else b""
+        elements = [value if isinstance(value, bytes) else value.encode() for value in values]
+        return b"".join([len(element).to_bytes(4, "little") + element for element in elements])
     return bytes(values.tobytes())
 
 

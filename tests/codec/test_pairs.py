@@ -4,7 +4,9 @@ import random
 import tomllib
 from typing import Any
 
+import numpy as np
 import pytest
+from tritonclient.utils import serialize_byte_tensor
 
 from gateway.codec.inference import BytesPolicy, HalfPrecision, NonFinite, OutputSelection, TensorPolicy
 from gateway.codec.v2.reply import Reply
@@ -60,6 +62,12 @@ def test_every_datatype_has_a_pair_each_way() -> None:
     for folder in ("requests", "answers"):
         for datatype in [*make_pairs.WIRE, "BYTES"]:
             assert f"edges_{datatype.lower()}" in INDEX[folder]
+
+
+def test_elements_stand_in_a_blob_as_tritonclient_puts_them_there() -> None:
+    elements = [b"", b"a", "\u00e9\U0001f600".encode(), b"\xff\0", b"x" * 70_000]
+    assert make_pairs.blob_of(elements) == serialize_byte_tensor(np.array(elements, object)).item()
+    assert make_pairs.blob_of(["", "\u00e9"]) == serialize_byte_tensor(np.array(["", "\u00e9"], object)).item()
 
 
 @requests
