@@ -329,7 +329,7 @@ async def test_errors_are_readable_whatever_compression_was_asked_for(
 def image() -> npt.NDArray[Any]:
     """Larger than any buffer on the way, and quick to compress."""
     values = np.random.default_rng(0).standard_normal(784, np.float32)
-    return np.tile(values, 192).reshape(1, 3, 224, 224)
+    return np.tile(values, 96).reshape(1, 3, 224, 112)
 
 
 async def reply_bytes(client: Client) -> float:

@@ -569,6 +569,8 @@ async def test_answers_that_the_gateway_or_a_client_reads_raw_are_asked_for_unco
 async def test_a_client_that_leaves_with_all_its_bytes_is_served(n_bytes: int, form: str, leaves_by: str) -> None:
     array = np.zeros(n_bytes // 3, np.uint8)
     rounds = 30 if n_bytes == 100 else 5
+    target = head_of("GET", "/any")
+    request = target if form == "get" else infer_message("1", array, "UINT8", binary=form == "binary")
 
     async def behave(seen: Seen) -> bool:
         await seen.answer(bytes(n_bytes) if seen.method == "GET" else seen.echo())
@@ -577,8 +579,6 @@ async def test_a_client_that_leaves_with_all_its_bytes_is_served(n_bytes: int, f
     async with counting(behave) as backend, running(backend.url) as client:
         for _ in range(rounds):
             async with wire(client.url) as sender:
-                target = head_of("GET", "/any")
-                request = target if form == "get" else infer_message("1", array, "UINT8", binary=form == "binary")
                 sender.writer.write(request)
                 reply = await sender.reply()
                 if leaves_by == "reset":

@@ -14,7 +14,7 @@ from tests.system.scripted import CountingBackend, Seen, counting, many_connecti
 
 pytestmark = pytest.mark.rule("4.10")
 
-SMALL, LARGE = 4, 20_000
+SMALL, LARGE = 4, 12_000
 """Elements of INT64: one is read and written in one go, the other in pieces."""
 
 LATE_S = 0.002

@@ -273,7 +273,7 @@ async def test_an_upload_is_not_slow_because_the_gateway_stood_still_before_it_b
     async with running(server.url, LIMITS) as client, wire(client.url) as uploading:
         time.sleep(3)  # noqa: ASYNC251  everything in this process stands still
         await asyncio.sleep(1.5)  # a look at the clients notices
-        body, headers = message(48 * MIB)
+        body, headers = message(MIB)
         await uploading.send(head_of("POST", INFER, len(body), headers) + body[: 100 * KIB])
         admission = client.gateway.gateway.admission
         async with asyncio.timeout(DEADLINE_S):
