@@ -22,7 +22,7 @@ import pytest
 from gateway.cli import main
 from gateway.demo import EXAMPLE, PORTS
 from tests.certificates import Authority
-from tests.conftest import Connection, answering, lying, require_tool
+from tests.conftest import Connection, lying, require_tool
 
 LINE_OF_TOKENS = "expected `name: token`, each without blanks, the token of printable ASCII characters other than `#`"
 COMMAND = [sys.executable, "-m", "gateway"]
@@ -267,17 +267,6 @@ def test_a_backend_that_is_the_gateway_itself_is_refused_with_words(tmp_path: Pa
         assert result.stdout == ""
 
 
-def test_an_address_in_use_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        result = run("serve", "--backend", "http://127.0.0.1:1", "--listen", address, "--admin", "127.0.0.1:0")
-    assert result.returncode == 1
-    assert f"cannot listen on {address}" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 _WITH_PORTS = """
 import sys
 from gateway import demo
@@ -450,32 +439,6 @@ async def test_serve_drains_on_sigterm_and_standard_output_is_the_access_log_alo
         assert serve.stdout is not None
         (line,) = [json.loads(line) for line in (await serve.stdout.read()).splitlines()]
         assert (line["path"], line["status"]) == ("/v2/models/m/infer", 200)
-
-
-async def test_a_backend_given_on_a_terminal_is_logged_as_text() -> None:
-    ours, theirs = os.openpty()
-    listen = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
-    async with lying(answering(b"{}")) as liar:
-        serve = await asyncio.create_subprocess_exec(
-            *COMMAND,
-            "serve",
-            "--backend",
-            liar.url,
-            *listen,
-            "--no-first-look",
-            stdout=theirs,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        os.close(theirs)
-        url = await url_in_line(serve.stderr)
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/x") as response:
-            assert response.status == 200
-        line = await asyncio.to_thread(os.read, ours, 4096)
-        serve.send_signal(signal.SIGTERM)
-        await serve.communicate()
-        os.close(ours)
-    assert b" status=200 method=GET path=/x " in line
-    assert b"200" in line
 
 
 @asynccontextmanager

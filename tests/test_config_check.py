@@ -407,22 +407,22 @@ def test_the_schema_accepts_every_example_and_values_from_outside(tmp_path: Path
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_the_schema_refuses_what_check_refuses(tmp_path: Path) -> None:
+    texts = [
         "listn: a:1\n" + MINIMAL,
         "backends: {a: {endpoints: ['http://x'], nonfinit: reject}}",
         "backends: {a: {endpoints: ['http://x'], nonfinite: asnull}}",
         "limits: {header: 5}\n" + MINIMAL,
         "backends: {a: {}}",
-    ],
-)
-def test_the_schema_refuses_what_check_refuses(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text(text)
-    assert inspect(path).errors
-    result = validated(path)
-    assert result.returncode == 1, result.stdout
+    ]
+    paths = [tmp_path / f"bad{number}.yaml" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+        assert inspect(path).errors
+    result = validated(*paths)
+    assert result.returncode == 1
+    for path in paths:
+        assert f"{path}::" in result.stdout
 
 
 def test_every_default_in_the_schema_is_that_of_the_type() -> None:

@@ -123,22 +123,14 @@ def test_check_names_the_line_of_an_odd_url(tmp_path: Path, endpoint: str, key: 
     assert reason in result.stderr
 
 
-async def test_serve_takes_a_file_or_a_url(tmp_path: Path, server: JsonServer) -> None:
-    file = tmp_path / "gateway"
-    file.write_text(f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['{server.url}']}}}}\n")
-    for arguments in (("--config", str(file)), ("--backend", server.url, *FREE)):
-        async with process("serve", *arguments, first_look=True) as serve:
-            await url_in_line(serve.stderr)
-            await url_in_line(serve.stderr)
-            assert serve.stderr is not None
-            line = (await asyncio.wait_for(serve.stderr.readline(), 30)).decode()
-            assert re.search(rf" INFO gateway: backend '\w+': {server.url}: embedded 1 answers$", line)
-
-
-async def test_a_port_alone_is_one_of_this_machine(server: JsonServer) -> None:
-    async with process("serve", "--backend", server.url, "--listen", "0", "--admin", "0") as serve:
+async def test_serve_takes_a_url_and_a_port_alone_is_one_of_this_machine(server: JsonServer) -> None:
+    arguments = ("--backend", server.url, "--listen", "0", "--admin", "0")
+    async with process("serve", *arguments, first_look=True) as serve:
         urls = [await url_in_line(serve.stderr), await url_in_line(serve.stderr)]
+        assert serve.stderr is not None
+        line = (await asyncio.wait_for(serve.stderr.readline(), 30)).decode()
     assert all(url.startswith("http://127.0.0.1:") for url in urls)
+    assert re.search(rf" INFO gateway: backend '\w+': {server.url}: embedded 1 answers$", line)
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
@@ -198,17 +190,6 @@ async def test_a_port_that_workers_have_is_told_too_and_the_key_of_the_file(tmp_
             r"to listen elsewhere: --listen ADDRESS, or `listen` in the file\n",
             result.stderr,
         )
-
-
-async def test_a_taken_socket_names_the_option_that_changes_it(tmp_path: Path, server: JsonServer) -> None:
-    path = tmp_path / "s"
-    options = ["--listen", f"unix:{path}", "--admin", "127.0.0.1:0"]
-    async with process("serve", "--backend", server.url, *options) as first:
-        assert first.stderr is not None
-        await first.stderr.readline()
-        result = await asyncio.to_thread(run, "serve", "--backend", server.url, *options)
-        assert result.returncode == 1
-        assert f"cannot listen on unix:{path}: address already in use; to listen elsewhere: --listen" in result.stderr
 
 
 def test_an_address_that_this_machine_does_not_have() -> None:

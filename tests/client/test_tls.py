@@ -534,7 +534,7 @@ async def test_a_gateway_does_not_start_with_a_wrong_pair(authority: Authority, 
             pass
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_a_wrong_pair_ends_the_start_with_2_and_one_line(
     authority: Authority, tmp_path: Path, workers: int
 ) -> None:

@@ -125,7 +125,8 @@ async def test_a_gateway_serves_at_a_path_and_the_backend_is_told_no_address(
             async with process("serve", "--config", str(config)) as second:
                 _, errors = await second.communicate()
                 assert second.returncode == 1
-                assert f"cannot listen on unix:{path}: address already in use" in errors.decode()
+                words = f"cannot listen on unix:{path}: address already in use; to listen elsewhere: --listen"
+                assert words in errors.decode()
             async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path), force_close=True)) as session:
                 asking = Client(session, None, "http://x", admin)  # type: ignore[arg-type]
                 for _ in range(20):
