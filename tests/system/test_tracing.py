@@ -1,4 +1,4 @@
-"""Traces of a gateway in a process of its own, as a collector and a backend see them, with real clients."""
+"""Traces of a gateway, mostly in a process of its own, as a collector and a backend see them, with real clients."""
 
 import asyncio
 import json
@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
+from gateway.config import parse
+from gateway.process.application import Application
 from tests.collector import Collected, Collector, collecting
 from tests.conftest import HEADER_LENGTH
 from tests.system.gateway_process import GatewayProcess, gateway_process
 from tests.system.programs import free_ports
-from tests.system.scripted import Behaviour, CountingBackend, Seen, Wire, counting, echo, head_of, infer_header, wire
+from tests.system.scripted import CountingBackend, Seen, Wire, counting, echo, head_of, infer_header, wire
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SPAN = "b7ad6b7169203331"
@@ -56,12 +58,22 @@ async def asked(sender: Wire, text: bytes) -> int:
 
 @asynccontextmanager
 async def tracing(
-    folder: Path, *, options: str = "", extra: str = "", behave: Behaviour = echo
+    folder: Path, *, options: str = "", extra: str = ""
 ) -> AsyncIterator[tuple[Collector, CountingBackend, GatewayProcess]]:
-    async with collecting() as collector, counting(behave) as backend:
+    async with collecting() as collector, counting() as backend:
         text = configuration(collector, backend.url, tracing=options, extra=extra)
         async with gateway_process(text, folder / "gateway.yaml") as gateway:
             yield collector, backend, gateway
+
+
+@asynccontextmanager
+async def served(configuration: str) -> AsyncIterator[str]:
+    """The URL of a gateway in this process, for what does not depend on its log, its reload or its end."""
+    application = await Application.start(parse(configuration))
+    try:
+        yield application.listen_url
+    finally:
+        await application.stop()
 
 
 def assert_nested(parent: Collected, children: list[Collected]) -> None:
@@ -153,15 +165,16 @@ async def test_each_request_has_its_own_trace_where_heads_are_known_too(tmp_path
         assert connections == ["new", *["reused"] * 8]
 
 
-async def test_what_the_client_did_not_sample_is_not_sampled_and_passed_on_as_such(tmp_path: Path) -> None:
-    async with tracing(tmp_path, options=", sample: 0") as (collector, backend, gateway):
-        async with wire(gateway.url) as sender:
+async def test_what_the_client_did_not_sample_is_not_sampled_and_passed_on_as_such() -> None:
+    async with collecting() as collector, counting() as backend:
+        text = configuration(collector, backend.url, tracing=", sample: 0")
+        async with served(text) as url, wire(url) as sender:
             for _ in range(4):
                 assert await asked(sender, message(headers={"traceparent": traceparent(flags="00")})) == 200
             for _ in range(4):
                 assert await asked(sender, message()) == 200
             assert await asked(sender, message(headers={"traceparent": traceparent()})) == 200
-        (server,) = await collector.requests(1)
+            (server,) = await collector.requests(1)
         assert server.parent_id == SPAN
         parents = [seen.values("traceparent")[0] for seen in backend.seen]
         given = [re.fullmatch("00-([0-9a-f]{32})-([0-9a-f]{16})-(0[01])", parent) for parent in parents]
@@ -171,7 +184,7 @@ async def test_what_the_client_did_not_sample_is_not_sampled_and_passed_on_as_su
         assert len({span_id for _, span_id, _ in found}) == 9
 
 
-async def test_each_attempt_is_a_span_and_so_is_a_question_for_metadata(tmp_path: Path) -> None:
+async def test_each_attempt_is_a_span_and_so_is_a_question_for_metadata() -> None:
     async def behave(seen: Seen) -> bool:
         if seen.method == "GET":
             await seen.answer(json.dumps(METADATA).encode())
@@ -182,7 +195,7 @@ async def test_each_attempt_is_a_span_and_so_is_a_question_for_metadata(tmp_path
     async with collecting() as collector, counting(behave) as backend:
         endpoints = (f"http://127.0.0.1:{dead}", backend.url)
         text = configuration(collector, *endpoints, backend=", balance: round_robin, retry: {attempts: 2, budget: 1}")
-        async with gateway_process(text, tmp_path / "gateway.yaml") as gateway, wire(gateway.url) as sender:
+        async with served(text) as url, wire(url) as sender:
             raw = head_of("POST", "/v2/models/m/infer", X.nbytes, {HEADER_LENGTH: 0}) + X.tobytes()
             for _ in range(2):
                 assert await asked(sender, raw) == 200
@@ -210,17 +223,17 @@ async def test_each_attempt_is_a_span_and_so_is_a_question_for_metadata(tmp_path
     assert len(retried) == len(again)
 
 
-async def test_a_failure_of_the_backend_is_an_error_and_one_of_the_client_is_named(tmp_path: Path) -> None:
+async def test_a_failure_of_the_backend_is_an_error_and_one_of_the_client_is_named() -> None:
     async def behave(seen: Seen) -> bool:
         await seen.answer(b'{"error": "out of memory"}', "500 Internal Server Error")
         return True
 
-    async with tracing(tmp_path, behave=behave) as (collector, _, gateway):
-        async with wire(gateway.url) as sender:
+    async with collecting() as collector, counting(behave) as backend:
+        async with served(configuration(collector, backend.url)) as url, wire(url) as sender:
             assert await asked(sender, message()) == 500
             assert await asked(sender, head_of("POST", "/v2/models/m/infer", 0)) == 400
             assert await asked(sender, head_of("GET", "/nowhere/at/all")) == 500
-        backends, clients, other = await collector.requests(3)
+            backends, clients, other = await collector.requests(3)
         assert (backends.has_failed, backends.message) == (True, "out of memory")
         assert backends.attributes["tensor_gateway.reason"] == "backend_error"
         assert backends.attributes["tensor_gateway.blame"] == "backend"
@@ -298,10 +311,10 @@ async def test_what_a_client_writes_is_no_alarm(tmp_path: Path) -> None:
     assert "WARNING" not in gateway.log
 
 
-async def test_what_the_configuration_removes_is_not_passed_on(tmp_path: Path) -> None:
+async def test_what_the_configuration_removes_is_not_passed_on() -> None:
     async with collecting() as collector, counting() as backend:
         text = configuration(collector, backend.url, backend=", headers: {remove: [tracestate]}")
-        async with gateway_process(text, tmp_path / "gateway.yaml") as gateway, wire(gateway.url) as sender:
+        async with served(text) as url, wire(url) as sender:
             assert await asked(sender, message(headers={"traceparent": traceparent(), "tracestate": "a=1"})) == 200
             (server,) = await collector.requests(1)
             assert server.state == "a=1"
@@ -333,7 +346,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("command", [["check"], ["serve", "--config"]])
+@pytest.mark.parametrize("command", [pytest.param(["check"], marks=pytest.mark.slow), ["serve", "--config"]])
 def test_without_the_extra_tracing_is_refused_with_what_to_install(tmp_path: Path, command: list[str]) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(configuration(Collector("http://127.0.0.1:4318"), "http://127.0.0.1:8000"))
