@@ -110,10 +110,8 @@ async def test_a_port_that_the_kernel_chooses_can_be_shared_by_workers() -> None
         release(each)
 
 
-@pytest.mark.parametrize(
-    ("workers", "more"),
-    [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(2, 2, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "more"), [(1, 2), (2, 1), (2, 2)])
 async def test_a_second_process_says_so_and_exits_with_1(
     tmp_path: Path, server: JsonServer, port: int, workers: int, more: int
 ) -> None:

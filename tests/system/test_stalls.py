@@ -175,19 +175,20 @@ async def test_many_small_strings_do_not_hold_the_loop() -> None:
     assert await longest_callback_beside(header, blob, answer, blob) < LONGEST_S
 
 
-NUMBERS = np.random.default_rng(5).standard_normal(4_000_000).astype(np.float32)
-TEXT = ('\u00e9\\"' + "x" * 97) * 200_000
+def many_numbers() -> tuple[str, list[int], bytes]:
+    numbers = np.random.default_rng(5).standard_normal(4_000_000).astype(np.float32)
+    return "FP32", [numbers.size], orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-@pytest.mark.parametrize(
-    ("datatype", "shape", "data"),
-    [
-        ("FP32", [NUMBERS.size], orjson.dumps(NUMBERS, option=orjson.OPT_SERIALIZE_NUMPY)),
-        ("BYTES", [1], orjson.dumps([TEXT])),
-    ],
-    ids=["numbers", "one string"],
-)
-async def test_large_json_that_stays_json_does_not_hold_the_loop(datatype: str, shape: list[int], data: bytes) -> None:
+def one_string() -> tuple[str, list[int], bytes]:
+    return "BYTES", [1], orjson.dumps([('\u00e9\\"' + "x" * 97) * 200_000])
+
+
+@pytest.mark.parametrize("made", [many_numbers, one_string])
+async def test_large_json_that_stays_json_does_not_hold_the_loop(
+    made: Callable[[], tuple[str, list[int], bytes]],
+) -> None:
+    datatype, shape, data = made()
     entry = b'{"name":"x","shape":%b,"datatype":"%b","data":%b}' % (json.dumps(shape).encode(), datatype.encode(), data)
     asked = b'{"inputs":[%b]}' % entry
 
