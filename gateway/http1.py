@@ -183,7 +183,7 @@ class Incoming:
     def __init__(self, heads: Heads) -> None:
         """The next message of the connection of *heads*, whose previous message has come to its end."""
         self._heads = heads
-        self._pieces: deque[bytes] = deque()
+        self._pieces: list[bytes] | deque[bytes] = []
 
     def feed_head(self, data: bytes) -> tuple[RawRequestMessage | RawResponseMessage, bytes] | None:
         """Take bytes of the head. Returns the head and the bytes behind it once its end has come, else None.
@@ -218,6 +218,7 @@ class Incoming:
             n_bytes = 0 if phase is _DONE else _ENDLESS
             if phase is _CHUNKED:
                 self._chunks = self._heads.chunks()
+                self._pieces = deque()  # chunks are decoded from its front
         self.phase = phase if n_bytes else _DONE
         self.left = n_bytes
         self.has_arrived = not n_bytes
@@ -267,6 +268,7 @@ class Incoming:
         """Decode the next piece of a chunked body. Raises `MalformedError`."""
         chunks, pieces = self._chunks, self._pieces
         assert chunks is not None
+        assert isinstance(pieces, deque)
         piece = pieces.popleft()
         if len(piece) > PIECE_BYTES:  # in pieces of their own: a view of the last would keep all of them in memory
             starts = reversed(range(0, len(piece), PIECE_BYTES))
