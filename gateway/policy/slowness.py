@@ -3,14 +3,13 @@
 Numbers are judged here; `client.server` acts on the judgement.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 MIN_BYTES_PER_S = 1024
 """The lowest average rate at which a client must send its body or read its reply, while it is waited for."""
 
 
-@dataclass(slots=True, eq=False)
-class Upload:
+class Upload(msgspec.Struct, eq=False, gc=False):
     """How much of its body a client has sent, and how long it was waited for; time without a reader does not count.
 
     Also how much of its reply a client has taken while it was behind in reading.
