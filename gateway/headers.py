@@ -21,10 +21,10 @@ class Headers:
         """*pairs* are names and values as they came."""
         self.pairs: tuple[tuple[str, str], ...] = tuple(pairs)
         """Names and values as they came, in order."""
-        self.first: dict[str, str] = {name.lower(): value for name, value in self.pairs}
+        self.first: dict[str, str] = {}
         """The first value of each field by its name in lower case, in order; the fastest way to look a field up."""
-        if len(self.first) < len(self.pairs):  # the last values are in it so far
-            self.first.update((name.lower(), value) for name, value in reversed(self.pairs))
+        for name, value in self.pairs:  # for so few a comprehension would take longer to begin
+            self.first.setdefault(name.lower(), value)
 
     def get(self, name: str, default: str = "") -> str:
         """The first value of the field *name* (lower case), or *default*."""
