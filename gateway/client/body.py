@@ -134,20 +134,17 @@ class ClientBody(Reservation):
 
         Raises `GatewayError`.
         """
-        coding, connection = self._find_coding(), self._connection
+        coding = self._find_coding()
         self.check_length()
         length = self._request.content_length if coding is None else None
-        await self.admit(length or 0)
-        if length is not None and connection.has_arrived:
-            body = memoryview(connection.read_arrived())
+        if length is not None and self._connection.has_arrived and self.take(length, 1):
+            body = memoryview(self._connection.read_arrived())
             self._exchange.client_request_bytes = len(body)
-        elif length is not None:
-            body = await self._read_sized(length)
-        else:
-            body = await self._read_growing(coding)
-        if not self.n_slots:  # else it has come as a whole
-            self.end_upload()
-            await self.take_slot()
+            return body
+        await self.admit(length or 0)
+        body = await (self._read_sized(length) if length is not None else self._read_growing(coding))
+        self.end_upload()
+        await self.take_slot()
         return body
 
     def check_length(self) -> None:
