@@ -8,7 +8,6 @@ goes, only its own keys move. Not here: when an endpoint is ejected (`ejection`)
 import math
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from gateway.policy.ejection import Ejection
@@ -27,8 +26,6 @@ class Candidate(Protocol):
 
 _SCORE_BITS = 52
 """How many bits of the hash make a score: as many as a float holds exactly, with one left for the half added below."""
-
-_in_flight_of = attrgetter("in_flight")
 
 E = TypeVar("E")
 C = TypeVar("C", bound=Candidate)
@@ -68,8 +65,13 @@ def round_robin(endpoints: Sequence[E], turn: int) -> E:
 
 def least_in_flight(endpoints: Sequence[C], turn: int) -> C:
     """The endpoint with the fewest attempts in flight; endpoints with equally few take turns, as in `round_robin`."""
-    fewest = min(map(_in_flight_of, endpoints))
-    idle = [each for each in endpoints if each.in_flight == fewest]
+    fewest = math.inf
+    idle: list[C] = []
+    for each in endpoints:
+        if each.in_flight < fewest:
+            fewest, idle = each.in_flight, [each]
+        elif each.in_flight == fewest:
+            idle.append(each)
     return idle[turn % len(idle)]
 
 
