@@ -50,6 +50,9 @@ _UNHANDLED = 500
 _TLS_ALERT = b"\x15\x03"  # the first bytes of a TLS server's answer to plain HTTP (RFC 8446 section 5.1)
 _SWITCHING = 101
 
+# as globals, because looking up an enum's attribute costs as much as a call
+_SIZED, _CHUNKED, _UNTIL_END, _DONE = Phase.SIZED, Phase.CHUNKED, Phase.UNTIL_END, Phase.DONE
+
 
 class LostError(Exception):
     """The connection ended before the answer did."""
@@ -66,7 +69,7 @@ class AnswerHead:
     """All fields; bytes that are not UTF-8 are surrogates."""
     length: int | None = None
     """How many bytes of body the answer announces; None if it does not say."""
-    phase = Phase.UNTIL_END
+    phase = _UNTIL_END
     """How the body ends."""
     is_last: bool
     """Whether the connection must not carry another request after this answer.
@@ -93,18 +96,18 @@ class AnswerHead:
         if "transfer-encoding" in headers.first:
             codings = headers.joined("transfer-encoding")
             if codings.lower() == "chunked":
-                self.phase = Phase.CHUNKED
+                self.phase = _CHUNKED
             else:
                 self.defect = f"answered with Transfer-Encoding {codings[:64]!r}; only `chunked` is supported"
         elif (digits := headers.first.get("content-length")) is not None:
-            self.phase = Phase.SIZED
+            self.phase = _SIZED
             self.length = length = int(digits) if len(digits) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
             if length > MAX_CONTENT_LENGTH:
                 self.defect = f"answered with Content-Length {length}, at most {MAX_CONTENT_LENGTH} is possible"
         self.is_last = message.should_close or self.code == _UNHANDLED
         if method == "HEAD" or self.code in _WITHOUT_BODY:  # whatever it announces (RFC 9112 section 6.3)
             self.is_last = self.is_last or "transfer-encoding" in headers.first or bool(self.length)
-            self.phase = Phase.DONE
+            self.phase = _DONE
         self.defect = self._find_defect(names, "".join(message.headers.values())) or self.defect
 
     @property
