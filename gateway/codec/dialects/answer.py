@@ -30,7 +30,7 @@ from gateway.codec.json.arriving import ArrivingText
 from gateway.codec.json.pieces import SPACE
 from gateway.codec.tensors import number_printing
 from gateway.codec.tensors.base64_reading import from_base64
-from gateway.codec.tensors.datatypes import Kind
+from gateway.codec.tensors.datatypes import BYTES
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.codec.v2.messages import LIST_LATER, printed
 from gateway.codec.v2.reply import Reply, ReplyOutput, long_pieces
@@ -109,7 +109,7 @@ class DialectAnswer:
                 binary.append(ReplyOutput(output.name, output.datatype, output.shape, views))
             else:
                 is_octets = self._walk.form.b64_objects and output.name.endswith(OCTETS_SUFFIX)
-                is_base64 = output.datatype.kind is Kind.BYTES and (output.is_base64 or is_octets)
+                is_base64 = output.datatype.kind is BYTES and (output.is_base64 or is_octets)
                 if is_base64:
                     entry["parameters"] = {"content_type": "base64"}
                 entry["data"] = LIST_LATER
@@ -127,7 +127,7 @@ class DialectAnswer:
 
 def _pieces(output: Output, blob: memoryview, *, is_base64: bool) -> Iterator[bytes | bytearray]:
     """The values in *blob* as the inside of a JSON array. Raises `CodecError` for BYTES that are no text."""
-    if output.datatype.kind is not Kind.BYTES:
+    if output.datatype.kind is not BYTES:
         yield from number_printing.text_pieces(output.datatype.view(blob), output.datatype, literals=True)
         return
     try:

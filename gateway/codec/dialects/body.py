@@ -27,7 +27,7 @@ from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import NonFinite, Tensor, label_of
 from gateway.codec.json.members import object_text
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
-from gateway.codec.tensors.datatypes import Datatype, Kind
+from gateway.codec.tensors.datatypes import BYTES, FLOAT, Datatype
 from gateway.codec.tensors.nested_printing import NestedTensor, check_nestable
 from gateway.codec.tensors.row_printing import Rows
 from gateway.codec.tensors.string_printing import StringForm
@@ -47,6 +47,7 @@ _OWN = ("$parameters", "$id")
 """What stands for something of the request's own."""
 
 _LATER, _NULL = Raw(LATER), Raw(b"null")
+_BASE64, _LITERAL = StringForm.BASE64, NonFinite.LITERAL
 
 
 # The language
@@ -113,7 +114,7 @@ class Body:
             also = "its name stands here without $" if operation else "$parameters and $id are known, $$ is the text $"
             return self._fault(at, f"no such input: {there}; {also}")
         datatype, shape = self._inputs[name]
-        if operation == "$b64" and (datatype is None or datatype.kind is not Kind.BYTES):
+        if operation == "$b64" and (datatype is None or datatype.kind is not BYTES):
             self._fault(at, f"expected an input with `datatype: BYTES`, and `{name}` is none")
         if operation == "$rows" and shape is not None and len(shape) < (1 if self._in_rows is None else 2):
             self._fault(at, f"input `{name}` is a scalar there, which has no rows")
@@ -251,10 +252,10 @@ class WrittenRequest(PiecedJson):
         else:
             check_nestable(tensor.shape, tensor)
         datatype = tensor.datatype
-        strings = StringForm.BASE64
-        if datatype.kind is Kind.BYTES and operation != "$b64":
+        strings = _BASE64
+        if datatype.kind is BYTES and operation != "$b64":
             strings = self._strings(tensor)
-        literals = datatype.kind is Kind.FLOAT and self._request.policy.nonfinite is NonFinite.LITERAL
+        literals = datatype.kind is FLOAT and self._request.policy.nonfinite is _LITERAL
         return NestedTensor(tensor.blob, self._datatypes.get(datatype.name, datatype), shape, strings, literals)
 
     def _rows(self, item: Any) -> "NestedTensor | Rows":

@@ -8,7 +8,7 @@ from gateway.codec.inference import label_of, shape_text
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading
 from gateway.codec.json.members import excerpt
 from gateway.codec.json.pieces import OBJECT
-from gateway.codec.tensors.datatypes import Datatype, Kind
+from gateway.codec.tensors.datatypes import BYTES, Datatype
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.values import SHORT_BYTES, Value, short_value
@@ -36,7 +36,7 @@ class Output:
         """
         self.name = name
         self.datatype = datatype
-        self.is_base64 = datatype.kind is Kind.BYTES and described.encoding == "base64"
+        self.is_base64 = datatype.kind is BYTES and described.encoding == "base64"
         """Whether the elements are strings of base64."""
         self.nonfinite = 0
         self.shape: tuple[int, ...] = (0,)
@@ -85,7 +85,7 @@ class Output:
     def new_sink(self) -> NumberSink | BytesSink:
         """What reads a value that is not read at once."""
         label = f"{self.label}: from row {self.shape[0]} on" if self.shape[:1] > (0,) else self.label
-        if self.datatype.kind is not Kind.BYTES:
+        if self.datatype.kind is not BYTES:
             return NumberSink(label, self.datatype, None)
         missing = self._described.missing
         becomes = _MISSING_HINT if missing is None else missing.encode()

@@ -12,7 +12,7 @@ from gateway.codec.inference import OutputSelection, Tensor, TensorPolicy
 from gateway.codec.json.members import Members, restore_members
 from gateway.codec.json.sinks import pour
 from gateway.codec.tensors.base64_reading import from_base64
-from gateway.codec.tensors.datatypes import Kind, count_text, element_count
+from gateway.codec.tensors.datatypes import BYTES, FLOAT, count_text, element_count
 from gateway.codec.tensors.elements import check_elements, joined_blobs
 from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink
@@ -114,9 +114,9 @@ def _check_values(tensor: Tensor, policy: TensorPolicy, octets: dict[str, CodecE
 
     Raises `CodecError` for values that it cannot have.
     """
-    if tensor.datatype.kind is Kind.FLOAT:
+    if tensor.datatype.kind is FLOAT:
         return (yield from check_finite(tensor, policy.nonfinite))
-    if tensor.datatype.kind is Kind.BYTES:
+    if tensor.datatype.kind is BYTES:
         n_elements = element_count(tensor.shape)
         try:
             yield from check_elements(tensor.blob, n_elements, tensor, utf8=True)
@@ -132,7 +132,7 @@ def _read(tensor: Tensor, reserve: Reserve, *, is_base64: bool) -> Generator[Non
     if n_elements * 2 - 1 > len(data):  # every element takes a digit and a comma, or two quotes and a comma
         raise CodecError(f"{tensor}: expected {count_text(n_elements)} elements, got {len(data)} bytes of JSON")
     sink: NumberSink | BytesSink
-    if tensor.datatype.kind is Kind.BYTES:
+    if tensor.datatype.kind is BYTES:
         reserve(len(data) + 2 * n_elements)  # a length is two bytes longer than quotes
         sink = BytesSink(str(tensor), tensor.shape)
     else:
@@ -142,6 +142,6 @@ def _read(tensor: Tensor, reserve: Reserve, *, is_base64: bool) -> Generator[Non
     yield from pour((data[start : start + NATIVE_PIECE_BYTES] for start in starts), sink)
     blobs = sink.blobs()
     del sink  # which holds them
-    if is_base64 and tensor.datatype.kind is Kind.BYTES:
+    if is_base64 and tensor.datatype.kind is BYTES:
         blobs = yield from from_base64(blobs, str(tensor))
     return Tensor(tensor.name, tensor.datatype, tensor.shape, (yield from joined_blobs(blobs)))
