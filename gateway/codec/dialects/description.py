@@ -129,10 +129,11 @@ def missing_datatype(
     """
     outputs = description.outputs
     wanted = selection.named or outputs
-    known = {name: tensor for name, tensor in outputs.items() if tensor.datatype is not None}
-    unknown = [name for name in wanted or ("NAME",) if name not in known][:MAX_NAMED]
+    unknown = [name for name in wanted or ("NAME",) if name not in outputs or outputs[name].datatype is None]
     if not unknown:
         return None
+    unknown = unknown[:MAX_NAMED]
+    known = [name for name, tensor in outputs.items() if tensor.datatype is not None]
     others = f" (known outputs are {listed(known)})" if known else ""
     labels = ", ".join(label_of("output", name) for name in unknown)
     what = f"the datatype of {labels} is" if wanted else "the datatypes of its outputs are"

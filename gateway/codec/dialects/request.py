@@ -104,9 +104,11 @@ def _check_outputs(request: Request) -> None:
     """Raise `CodecError` for an output that only a server of V2 could give."""
     for index, entry in enumerate(request.get("outputs") or ()):
         parameters = entry.get("parameters") or {}
-        if any(bytes(parameters.get(word, b"null")) not in (b"null", b"0") for word in _LACKING):
-            label = label_of_entry(entry, "output", index)
-            raise CodecError(f"{label}: this backend has no classification and no shared memory; ask for its values")
+        for word in filter(parameters.__contains__, _LACKING):
+            if bytes(parameters[word]) not in (b"null", b"0"):
+                label = label_of_entry(entry, "output", index)
+                words = "this backend has no classification and no shared memory; ask for its values"
+                raise CodecError(f"{label}: {words}")
 
 
 def _check_values(tensor: Tensor, policy: TensorPolicy, octets: dict[str, CodecError]) -> Generator[None, None, int]:
