@@ -121,8 +121,9 @@ class DialectAnswer:
                         later[-1].append(bytes(piece))
                         self._reply_bytes += len(piece)
                         yield
-        header = long_pieces(printed({**self._said, "outputs": entries}, later))
-        return Reply(header, binary, sum([output.nonfinite for output in outputs]))
+        texts = printed({**self._said, "outputs": entries}, later)
+        nonfinite = sum([output.nonfinite for output in outputs])
+        return Reply(long_pieces(texts) if later else texts, binary, nonfinite)
 
 
 def _pieces(output: Output, blob: memoryview, *, is_base64: bool) -> Iterator[bytes | bytearray]:
