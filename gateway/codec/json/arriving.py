@@ -13,7 +13,6 @@ Not here: what any value means.
 
 import re
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from typing import TypeVar
 
 from gateway.codec.json.members import MAX_NAME_BYTES, excerpt, parse_object
@@ -151,12 +150,15 @@ class ArrivingText:
 
     def parse_whole(self, parse: Callable[[bytes], T | None]) -> T | None:
         """What *parse* makes of the whole text, if that is there and short; None where it makes nothing of it."""
-        text, parsed = self.buffer, None
+        text = self.buffer
         # parsers may not read deeper, which depends on Python
         is_short = len(text) <= self._run_bytes and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
-        if is_short and self._is_whole and not self.consumed:
-            with suppress(CodecError):  # what is wrong is told where it is read item by item
-                parsed = parse(bytes(text))
+        if self.consumed or not (self._is_whole and is_short):
+            return None
+        try:
+            parsed = parse(bytes(text))
+        except CodecError:  # what is wrong is told where it is read item by item
+            return None
         if parsed:
             self.drop(len(text))
         return parsed
