@@ -82,7 +82,10 @@ class DialectRequest(msgspec.Struct, frozen=True):
                 in_json[sent.name] = is_base64
                 tensor = yield from _read(sent, reserve, is_base64=is_base64)
             inputs.append(tensor)
-            nonfinite += yield from _check_values(tensor, policy, octets)
+            if tensor.datatype.kind is FLOAT:
+                nonfinite += yield from check_finite(tensor, policy.nonfinite)
+            elif tensor.datatype.kind is BYTES:
+                yield from _check_strings(tensor, octets)
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
                 yield
         own = restore_members(request.get("parameters") or {})
@@ -111,21 +114,17 @@ def _check_outputs(request: Request) -> None:
                 raise CodecError(f"{label}: {words}")
 
 
-def _check_values(tensor: Tensor, policy: TensorPolicy, octets: dict[str, CodecError]) -> Generator[None, None, int]:
-    """How many NaN and infinities *tensor* has. If it is BYTES and not all text, the error goes into *octets*.
+def _check_strings(tensor: Tensor, octets: dict[str, CodecError]) -> Generator[None, None, None]:
+    """Check the elements of *tensor*, which is BYTES; if they are not all text, the error goes into *octets*.
 
-    Raises `CodecError` for values that it cannot have.
+    Raises `CodecError` for elements that it cannot have.
     """
-    if tensor.datatype.kind is FLOAT:
-        return (yield from check_finite(tensor, policy.nonfinite))
-    if tensor.datatype.kind is BYTES:
-        n_elements = element_count(tensor.shape)
-        try:
-            yield from check_elements(tensor.blob, n_elements, tensor, utf8=True)
-        except CodecError as error:
-            yield from check_elements(tensor.blob, n_elements, tensor, utf8=False)
-            octets[tensor.name] = error
-    return 0
+    n_elements = element_count(tensor.shape)
+    try:
+        yield from check_elements(tensor.blob, n_elements, tensor, utf8=True)
+    except CodecError as error:
+        yield from check_elements(tensor.blob, n_elements, tensor, utf8=False)
+        octets[tensor.name] = error
 
 
 def _read(tensor: Tensor, reserve: Reserve, *, is_base64: bool) -> Generator[None, None, Tensor]:
