@@ -40,6 +40,8 @@ from gateway.errors import CodecError
 class DialectAnswer:
     """Reads one answer piece by piece: `feed` what arrives, then `finish`."""
 
+    _reply_bytes = 0
+
     def __init__(self, walk: Walk, *, model: str, request_id: bytes, version: str | None = None) -> None:
         """*walk* finds the outputs in the answer.
 
@@ -55,7 +57,6 @@ class DialectAnswer:
         self._text = ArrivingText()
         self._reading = walk.read(self._text)
         """Nothing that its frame refers to knows it: no tensor waits for the garbage collector."""
-        self._reply_bytes = 0
 
     @property
     def held_bytes(self) -> int:

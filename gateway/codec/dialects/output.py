@@ -27,6 +27,12 @@ _MISSING_HINT = f", which is no string; `missing` of the output in {SETTING} can
 class Output:
     """An output that the client wants, and its values so far."""
 
+    nonfinite = 0
+    shape: tuple[int, ...] = (0,)
+    n_bytes = 0
+    """The size of `blobs`."""
+    _sink: NumberSink | BytesSink | None = None
+
     def __init__(
         self, name: str, described: TensorDescription, datatype: Datatype, path: str = "", *, b64_objects: bool = False
     ) -> None:
@@ -38,18 +44,13 @@ class Output:
         self.datatype = datatype
         self.is_base64 = datatype.kind is BYTES and described.encoding == "base64"
         """Whether the elements are strings of base64."""
-        self.nonfinite = 0
-        self.shape: tuple[int, ...] = (0,)
         self.waiting = bytearray()
         """The texts of values that have not been read, each with a bracket or a comma before it."""
         self.blobs: list[memoryview | bytearray] = []
         """All values on the wire that have been read, in pieces."""
-        self.n_bytes = 0
-        """The size of `blobs`."""
         self._described = described
         self._path = path
         self._b64_objects = b64_objects
-        self._sink: NumberSink | BytesSink | None = None
 
     @property
     def label(self) -> str:

@@ -48,6 +48,12 @@ _ROWS_BY_NAME = Node("", code=ARRAY, inside={None: _BY_NAME})
 class Walk:
     """One walk through an answer."""
 
+    _beside_bytes = 0
+    _with_outputs: Node | None = None  # the last member that had all outputs
+    # where rows are read: how many there were, and the values (short: texts) of this one
+    _n_rows = 0
+    _row: dict[str, bytes | Value] | None = None
+
     def __init__(
         self,
         form: AnswerForm,
@@ -68,14 +74,9 @@ class Walk:
         self._description = description
         self.selection = selection
         self._limits = limits
-        self._beside_bytes = 0
         self._words: Members = {}
-        self._with_outputs: Node | None = None  # the last member that had all outputs
         self._lacking: dict[str, str] = {}  # why there is nothing at the path of an output
-        # where rows are read: their outputs, how many rows there were, and the values (short: texts) of this one
-        self._columns: dict[str, Output] = {}
-        self._n_rows = 0
-        self._row: dict[str, bytes | Value] | None = None
+        self._columns: dict[str, Output] = {}  # the outputs of the rows, where rows are read
 
     @property
     def held_bytes(self) -> int:

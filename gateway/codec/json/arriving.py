@@ -52,16 +52,17 @@ _ITEMS = re.compile(
 class ArrivingText:
     """The part of a document, or of one value, that has arrived and has not been read."""
 
+    consumed = 0
+    """How many bytes have been read."""
+    poured = 0
+    """How many of these were poured into sinks."""
+    _is_whole = False
+    _wait_for = 0
+
     def __init__(self, run_bytes: int = RUN_BYTES) -> None:
         """Items of at most *run_bytes* together are parsed together."""
         self.buffer = bytearray()
-        self.consumed = 0
-        """How many bytes have been read."""
-        self.poured = 0
-        """How many of these were poured into sinks."""
         self._run_bytes = run_bytes
-        self._is_whole = False
-        self._wait_for = 0
 
     @classmethod
     def of_value(cls, value: bytearray) -> "ArrivingText":
