@@ -35,7 +35,7 @@ def _widen_largest(array: Array) -> Array:
     larger, and even the exact one, which its parser does not read exactly. 3.4028234e38 is rounded to it, too. It is
     no rare value: attention masks are made of it.
     """
-    if b"\xff\xff\x7f" not in array.tobytes():  # as nearly always: the last bytes of the largest number
+    if array.tobytes().find(b"\xff\xff\x7f") < 0:  # as nearly always: the last bytes of the largest number
         return array
     is_largest = np.abs(array) == _FP32.highest
     wide = array.astype("<f8")

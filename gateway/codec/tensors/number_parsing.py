@@ -85,7 +85,7 @@ def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | No
 
     As float64, int64 or uint64, shape [n]; booleans as `bool`, or as 1 and 0. And the lists that the parser made.
     """
-    if datatype.kind is Kind.BOOL and (b"t" in text or b"f" in text):
+    if datatype.kind is Kind.BOOL and (_TRUE in text or _FALSE in text):
         # simdjson's buffers have no booleans, but in JSON nothing but words leaves these letters
         letters = np.frombuffer(text.translate(None, _BESIDE_LETTERS), dtype=np.uint8)
         truth = letters == _TRUE
@@ -96,7 +96,7 @@ def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | No
         except (ValueError, RuntimeError):
             return None
     parsed = _parse_as_list(text, datatype) if _PARSER is None else _parse_natively(_PARSER, text, datatype)
-    if parsed is None or datatype.kind is Kind.INTEGER or b"-" not in text:
+    if parsed is None or datatype.kind is Kind.INTEGER or _MINUS not in text:
         return parsed
     if np.count_nonzero(parsed[0]) == len(parsed[0]):  # of few values in a fifth of the time of `all`
         return parsed
@@ -121,7 +121,7 @@ def _parse_as_list(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, 
     `struct` is as strict as the datatype: it takes no float or null for an integer, and no integer beyond 64 bits,
     which orjson gives as a float. It would take true for 1, so there may be no such word.
     """
-    if b"t" in text or b"f" in text:
+    if _TRUE in text or _FALSE in text:
         return None
     try:
         lists = numbers = orjson.loads(text)

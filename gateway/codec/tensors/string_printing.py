@@ -167,7 +167,8 @@ def _marked_run(
 ) -> Iterator[bytes | bytearray]:
     """The elements at *bounds* in *window*, text of which the first is number *index*, by marks between them."""
     text = with_words(window, bounds, _MARK)
-    if not (b'"' in text or b"\\" in text or np.frombuffer(text, np.uint8).min() < ord(" ")):
+    # `in` first takes the bytes that it searches for a number
+    if text.find(b'"') < 0 and text.find(b"\\") < 0 and np.frombuffer(text, np.uint8).min() >= ord(" "):
         words_of(text)[bounds[:-1]] = separators.words(index, len(bounds) - 1)  # nothing to escape
         yield separators.finish(text, index)
         return

@@ -129,7 +129,7 @@ class BytesSink(Prover):
         layout = self._layout
         if not layout.rank:
             layout.begin(text)
-        if layout.rank == 1 and b"\\" not in text and (end := self._take_plain(text)):
+        if layout.rank == 1 and text.find(b"\\") < 0 and (end := self._take_plain(text)):
             return end
         gap = _FIRST_GAP.match(text)
         if gap is None:
