@@ -285,7 +285,7 @@ def declaration(entry: Entry, section: str, index: int) -> Declaration:
     list of integers >= 0.
     """
     try:
-        text = b"[%b,%b,%b]" % (entry["name"], entry["datatype"], entry["shape"])
+        text = b"".join((b"[", entry["name"], b",", entry["datatype"], b",", entry["shape"], b"]"))
         name, datatype, shape = _DECLARATION.decode(restore_literals(text) if text.find(STAND_IN) >= 0 else text)
     except (KeyError, msgspec.DecodeError):
         label = label_of(section, name_of(entry, section, index))
