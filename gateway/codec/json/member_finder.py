@@ -114,7 +114,7 @@ def is_key(text: bytes, wanted: bytes) -> bool:
     """Whether the key token *text* (quotes, maybe blanks and a colon) is *wanted* (with quotes; empty is none)."""
     if wanted and text.startswith(wanted):
         return True
-    if b"\\" not in text:
+    if text.find(b"\\") < 0:
         return False
     try:
         return b'"%b"' % msgspec.json.decode(text[: text.rfind(b'"') + 1], type=str).encode() == wanted
