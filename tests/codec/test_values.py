@@ -1,5 +1,6 @@
 """Values that are there as a whole: what is read in a few calls is what a sink makes of it."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from gateway.codec.dialects.description import TensorDescription
 from gateway.codec.dialects.output import Output
 from gateway.codec.json.arriving import ArrivingText
 from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.tensors.number_parsing import read_few
 from gateway.codec.values import SHORT_BYTES, shaped_value, short_value
 from gateway.errors import CodecError
 from tests.codec.test_properties import PROFILE
@@ -59,3 +61,11 @@ def test_only_flat_numbers_are_read_at_any_length() -> None:
     assert shaped_value(b"[%b1]" % (b"1," * (count - 1)), DATATYPES["UINT8"], (count,)) is not None
     assert shaped_value(b"[[%b1]]" % (b"1," * (count - 1)), DATATYPES["UINT8"], (1, count)) is None
     assert shaped_value(b'["%b"]' % (b"x" * count), DATATYPES["BYTES"], (1,)) is None
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "FP32"])
+def test_zero_and_one_among_rounded_numbers_are_read_in_a_few_calls_and_ties_are_not(datatype: str) -> None:
+    wire = DATATYPES[datatype].wire
+    assert read_few(b"[0.0,0.1,1,0.5]", DATATYPES[datatype], 4) == np.array([0, 0.1, 1, 0.5], wire).tobytes()
+    tie = float(np.nextafter(wire.type(1), wire.type(2))) / 2 + 0.5
+    assert read_few(b"[0.0,0.1,1,%.30f]" % tie, DATATYPES[datatype], 4) is None

@@ -16,6 +16,7 @@ Not here: text that arrives in pieces, and how it is nested (`number_reading`).
 import json
 import math
 import struct
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from itertools import chain
 from typing import Any
@@ -272,10 +273,19 @@ def read_few(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
         return None
     if datatype.kind is not FLOAT:
         return blob
-    if layout.unpack(blob) != numbers and _FEW["FP64", n_elements][1].pack(*numbers).find(_LOW_BYTES_OF_TIE) >= 0:
-        return None
+    stored = layout.unpack(blob)
+    if stored != numbers and _may_have_ties(numbers):
+        # a number that the datatype has, such as 0 or 0.5, is no tie, though its low bytes are zero
+        rounded = [number for number, kept in zip(numbers, stored, strict=True) if number != kept]
+        if _may_have_ties(rounded):
+            return None
     # -0 has been read as 0, without its sign
     return None if _MINUS in text and blob.find(bytes(datatype.item_bytes)) >= 0 else blob
+
+
+def _may_have_ties(numbers: Sequence[float]) -> bool:
+    """Whether any of *numbers*, few of them, may be between two neighbours of a smaller datatype."""
+    return _FEW["FP64", len(numbers)][1].pack(*numbers).find(_LOW_BYTES_OF_TIE) >= 0
 
 
 def read_flat(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
