@@ -10,9 +10,10 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
-from hpack.hpack import decode_integer, encode_integer
+from hpack.hpack import decode_integer
 
 from gateway.client.grpc.frames import Code, Http2Error
+from gateway.client.grpc.messages import varint
 from gateway.client.request import find_encoding_fault
 from gateway.codec.v2.framing import HEADER_LENGTH
 from gateway.errors import ErrorKind, GatewayError
@@ -196,7 +197,8 @@ def encoded(fields: Pairs) -> bytes:
 def encoded_string(text: str) -> bytes:
     """*text* as HPACK has names and values."""
     data = text.encode()
-    return bytes(encode_integer(len(data), 7) + data)
+    n_bytes = len(data)
+    return (bytes((n_bytes,)) if n_bytes < 0x7F else b"\x7f" + varint(n_bytes - 0x7F)) + data
 
 
 class Status(IntEnum):

@@ -107,7 +107,7 @@ TYPED = {
 
 
 def varint(number: int) -> bytes:
-    """*number* as protobuf writes it."""
+    """*number* as protobuf writes it, and HPACK what does not fit into the first byte of a length."""
     written = bytearray()
     while number > 0x7F:
         written.append(number & 0x7F | 0x80)
