@@ -119,36 +119,41 @@ def varint(number: int) -> bytes:
 def fields_of(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
     """Tag, start, start of the value, and end of each field of *data*. Raises `CodecError`."""
     at, size = 0, len(data)
-    while at < size:
-        start = at
-        tag, at = _read_varint(data, at, TAG_BYTES)
-        wire_type = tag & 7
-        value = at
-        if wire_type == LENGTH:
-            length, value = _read_varint(data, at, TAG_BYTES)
-            at = value + length
-        elif wire_type == _VARINT:
-            _, at = _read_varint(data, at, NUMBER_BYTES)
-        elif wire_type in (_FIXED32, _FIXED64):
-            at += 4 if wire_type == _FIXED32 else 8
-        else:
-            raise CodecError("malformed message: a field has no type of protobuf")
-        if at > size or tag < 8:
-            raise CodecError("malformed message: a field is cut off")
-        yield tag, start, value, at
+    try:
+        while at < size:
+            start, tag = at, data[at]
+            at += 1
+            if tag >= 0x80:
+                tag, at = _read_varint(data, start, TAG_BYTES)
+            value, wire_type = at, tag & 7
+            if wire_type == LENGTH:
+                length = data[at]
+                value += 1
+                if length >= 0x80:
+                    length, value = _read_varint(data, at, TAG_BYTES)
+                at = value + length
+            elif wire_type == _VARINT:
+                _, at = _read_varint(data, at, NUMBER_BYTES)
+            elif wire_type in (_FIXED32, _FIXED64):
+                at += 4 if wire_type == _FIXED32 else 8
+            else:
+                raise CodecError("malformed message: a field has no type of protobuf")
+            if at > size or tag < 8:
+                raise CodecError("malformed message: a field is cut off")
+            yield tag, start, value, at
+    except IndexError:
+        raise CodecError("malformed message: a number is cut off") from None
 
 
 def _read_varint(data: memoryview, at: int, max_bytes: int) -> tuple[int, int]:
-    """The number at *at*, of at most *max_bytes*, and where it ends. Raises `CodecError`."""
-    if at < len(data) and (number := data[at]) < 0x80:
-        return number, at + 1
-    number = shift = 0
-    for byte in data[at : at + max_bytes]:
+    """The number at *at*, of at most *max_bytes*, and where it ends. Raises `CodecError`; `IndexError` at the end."""
+    number = 0
+    for shift in range(0, 7 * max_bytes, 7):
+        byte = data[at]
         at += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, at
-        shift += 7
     raise CodecError("malformed message: a number is cut off")
 
 
