@@ -7,6 +7,7 @@ Not here: how messages come and go (`call`).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -85,11 +86,12 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
     rest, found = yield from _split(message, _TENSORS, limits.max_tensors, limits)
     request = parsed(_Request, rest)
     n_bytes, n_raw, is_typed = len(rest), 0, False
-    raw, blobs, inputs = found[_RAW_INPUTS], list[memoryview](), list[dict[str, Any]]()
+    raw = found[_RAW_INPUTS]
+    blobs: list[memoryview] = []
+    inputs: list[dict[str, Any]] = []
     for index, entry in enumerate(found[_INPUTS], 1):
-        rest, values = yield from _split(entry, _VALUES, 1, limits)
+        rest, values = yield from _split(entry, _VALUES, 1, limits, n_bytes)
         n_bytes += len(rest)
-        _check_size(n_bytes, limits)
         tensor = parsed(_Request.InferInputTensor, rest)
         parameters, shape = parameters_of(tensor, "input"), list(tensor.shape)
         inputs.append({"name": tensor.name, "shape": shape, "datatype": tensor.datatype, "parameters": parameters})
@@ -126,25 +128,30 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
 
 
 def _split(
-    data: memoryview, tags: dict[int, str], most: int, limits: HeaderLimits
-) -> Generator[None, None, tuple[bytearray, dict[int, list[memoryview]]]]:
+    data: memoryview, tags: dict[int, str], most: int, limits: HeaderLimits, n_before: int = 0
+) -> Generator[None, None, tuple[bytes, dict[int, list[memoryview]]]]:
     """*data* without the fields with *tags*, and the values of these: at most *most* of each.
 
-    Nothing that is kept grows beyond *limits*: an entry of two bytes costs a hundred of memory.
+    Nothing that is kept grows beyond *limits*, with the *n_before* bytes before it: an entry of two bytes costs a
+    hundred of memory.
     """
-    kept = bytearray()
-    values: dict[int, list[memoryview]] = {tag: [] for tag in tags}
+    values: defaultdict[int, list[memoryview]] = defaultdict(list)
+    kept: list[memoryview] = []
+    begun = n_taken = 0  # where what is kept goes on, and how much is not kept
     for count, (tag, start, value, end) in enumerate(fields_of(data), 1):
-        if tag not in tags:
-            _check_size(len(kept) + end - start, limits)
-            kept += data[start:end]
-        elif len(values[tag]) < most:
+        if tag in tags:
+            if len(values[tag]) == most:
+                raise CodecError(f"more than {most} {tags[tag]}")
             values[tag].append(data[value:end])
-        else:
-            raise CodecError(f"more than {most} {tags[tag]}")
+            kept.append(data[begun:start])
+            n_taken += end - start
+            begun = end
         if count % STEP_FIELDS == 0:
+            _check_size(n_before + end - n_taken, limits)
             yield
-    return kept, values
+    _check_size(n_before + len(data) - n_taken, limits)
+    kept.append(data[begun:])
+    return b"".join(kept), values
 
 
 def _header(
