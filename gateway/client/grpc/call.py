@@ -40,6 +40,7 @@ CALL_COPIES = 5
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The longest message that protobuf knows."""
 
+_HEADER_LENGTH = HEADER_LENGTH.lower()
 _OK_HEAD = b"\x88" + encoded(
     [("content-type", "application/grpc")]
 )  # of the status 200 the static table of HPACK knows
@@ -47,7 +48,7 @@ _OK_TRAILERS = encoded([("grpc-status", "0")])
 _NO_GRPC = encoded([(":status", "415"), ("content-type", "text/plain")])
 _REQUEST_ID = b"\0" + encoded_string("x-request-id")
 _NO_METADATA = frozenset(
-    ("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id", HEADER_LENGTH.lower())
+    ("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id", _HEADER_LENGTH)
 )
 _NO_METADATA_BEGINNINGS = ("content-", "grpc-")
 _STREAM_ANSWER_TAG = b"\x12"  # `infer_response` of ModelStreamInferResponse
@@ -302,7 +303,7 @@ class GrpcCall(ClientBody):
         """The answer to an inference, whose JSON and blobs are in *buffers*, as a message. Raises `CodecError`."""
         infer = self._infer
         assert infer is not None
-        length = next((value for name, value in headers if name.lower() == HEADER_LENGTH.lower()), "")
+        length = next((value for name, value in headers if name.lower() == _HEADER_LENGTH), "")
         blobs = Buffers(buffers)
         header_bytes = int(length) if length.isdecimal() else blobs.n_bytes
         header = b"".join(blobs.take(header_bytes))

@@ -287,8 +287,8 @@ def write_response(
         raise CodecError(f"the reply cannot be made a message: {error}") from None
     # half precision has no field
     is_typed = is_typed and all(each.datatype in TYPED or each.datatype not in DATATYPES for each in answer.outputs)
-    names = {name: _text(getattr(answer, name)) for name in ("model_name", "model_version", "id")}
-    response = _Response(**names)
+    name, version, id_ = _text(answer.model_name), _text(answer.model_version), _text(answer.id)
+    response = _Response(model_name=name, model_version=version, id=id_)
     _add_parameters(response.parameters, answer.parameters)
     if is_final:
         response.parameters["triton_final_response"].bool_param = True
@@ -318,14 +318,14 @@ def write_response(
 
 def _field(tag: bytes, value: Sequence[Buffer]) -> list[Buffer]:
     """The field with *tag* and *value*, which has a length."""
-    return [tag, varint(sum(map(len, value))), *value]
+    return [tag + varint(sum(map(len, value))), *value]
 
 
 def _text(value: Any) -> str:
     """A member of an answer as text; servers have numbers there, too."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if isinstance(value, str):
+        return value
+    return "" if value is None else msgspec.json.encode(value).decode()
 
 
 def _add_parameters(target: Any, parameters: dict[str, Any] | None) -> None:
