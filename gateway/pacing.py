@@ -23,7 +23,7 @@ RESTED_S = 0.0002
 _turns: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKeyDictionary()
 
 
-async def _next_turn() -> None:
+async def next_turn() -> None:
     """Wait at least until the next turn of the event loop, and until all that have called before have gone on.
 
     So of the requests that have used up their slice one goes on in each turn. If all of them did, a small request would
@@ -63,7 +63,7 @@ class Pacer(msgspec.Struct, gc=False):
                 now_s = time.perf_counter()
                 if now_s - self._resumed_s > SLICE_S:
                     try:
-                        await _next_turn()
+                        await next_turn()
                     finally:  # the wait is not the codec's time, also if it is cancelled
                         self._resumed_s = time.perf_counter()
                         self.seconds -= self._resumed_s - now_s
@@ -86,5 +86,5 @@ class Pacer(msgspec.Struct, gc=False):
     async def breathe(self) -> None:
         """Let other requests run, if the slice is used up."""
         if time.perf_counter() - self._resumed_s > SLICE_S:
-            await _next_turn()
+            await next_turn()
             self._resumed_s = time.perf_counter()

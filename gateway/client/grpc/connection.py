@@ -34,7 +34,7 @@ from gateway.client.grpc.heads import Head, Heads
 from gateway.client.grpc.stream import Stream
 from gateway.client.peers import Connection
 from gateway.config import Limits
-from gateway.pacing import Pacer
+from gateway.pacing import next_turn
 from gateway.sockets import has_unread
 from gateway.waiting import Waiter, wake_soon
 
@@ -93,10 +93,9 @@ class GrpcConnection(Connection):
 
     def _work(self) -> None:
         """Take what has come, as long as `TURN_S` lasts."""
-        self._later = None
         if not self.is_open:
             return
-        pacer, ends_s = Pacer(), time.perf_counter() + TURN_S
+        ends_s = time.perf_counter() + TURN_S
         unread, at = memoryview(self._unread), 0
         try:
             while len(unread) - at >= (n_bytes := self._wanted[0]):
@@ -104,7 +103,7 @@ class GrpcConnection(Connection):
                 self._wanted = self._reading.send(unread[at - n_bytes : at])
                 if time.perf_counter() > ends_s:
                     self.pause_reading()
-                    self._later = self.owner.loop.create_task(self._go_on(pacer))
+                    self._later = self.owner.loop.create_task(self._go_on())
                     break
         except Http2Error as error:
             log.debug("client %s broke HTTP/2: %s", self.peer, error)
@@ -116,14 +115,15 @@ class GrpcConnection(Connection):
                 self._wanted = self._wanted[0], "header_timeout"
             self.taken(0)
             self.flush()
-            if self._later is None:
-                self._read_on()
         self._serve_begun()
 
-    async def _go_on(self, pacer: Pacer) -> None:
+    async def _go_on(self) -> None:
         """Work on when it is this connection's turn among all that have more to do."""
-        await pacer.breathe()
+        await next_turn()
+        self._later = None
         self._work()
+        if self.is_open:
+            self._read_on()
 
     def _read(self, max_head_bytes: int) -> Generator[tuple[int, str], memoryview, None]:
         """Read all that comes, in its order: where this waits is how far the connection has come.
