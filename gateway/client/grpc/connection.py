@@ -169,20 +169,9 @@ class GrpcConnection(Connection):
 
     def _take(self, kind: int, flags: int, number: int, payload: Buffer, n_bytes: int) -> None:
         """Take a frame, or the fields of a call as one; of *n_bytes* with the padding and priority around *payload*."""
-        if kind in _OF_CALLS:
-            self._take_of_call(kind, flags, number, payload, n_bytes)
+        if kind not in _OF_CALLS:
+            self._take_other(kind, flags, payload)
             return
-        self.sender.spend(USELESS_BYTES)
-        if kind == frames.PING and not flags & ACK:
-            self.sender.add(frames.PING, ACK, payload=bytes(payload))
-        elif kind == frames.SETTINGS and not flags & ACK:
-            growth = self.sender.follow(payload)
-            self.sender.add(frames.SETTINGS, ACK)
-            for each in self._streams.values():
-                each.add_room(growth)
-
-    def _take_of_call(self, kind: int, flags: int, number: int, payload: Buffer, n_bytes: int) -> None:
-        """Take a frame that may ask for something."""
         if number and (number % 2 == 0 or (number > self._highest and kind != frames.HEADERS)):
             raise Http2Error(Code.PROTOCOL_ERROR, f"a frame of type {kind} on stream {number}, which has not begun")
         stream, is_end = self._streams.get(number), bool(flags & END_STREAM)
@@ -198,6 +187,17 @@ class GrpcConnection(Connection):
             self._take_fields(number, stream, self._heads.read(bytes(payload)), is_end=is_end)
         else:
             self._take_data(stream, payload, n_bytes, is_end=is_end)
+
+    def _take_other(self, kind: int, flags: int, payload: Buffer) -> None:
+        """Take a frame that asks for nothing, or is about the connection."""
+        self.sender.spend(USELESS_BYTES)
+        if kind == frames.PING and not flags & ACK:
+            self.sender.add(frames.PING, ACK, payload=bytes(payload))
+        elif kind == frames.SETTINGS and not flags & ACK:
+            growth = self.sender.follow(payload)
+            self.sender.add(frames.SETTINGS, ACK)
+            for each in self._streams.values():
+                each.add_room(growth)
 
     def _take_window(self, number: int, stream: Stream | None, growth: int) -> None:
         if not growth:

@@ -124,7 +124,7 @@ def parse_head(head: Buffer, going_on: int = 0) -> tuple[int, int, int, int]:
 
 def bare(payload: memoryview, kind: int, flags: int) -> memoryview:
     """*payload* without padding and priority. Raises `Http2Error`."""
-    if kind not in (DATA, HEADERS):
+    if not flags & (PADDED | HAS_PRIORITY) or kind not in (DATA, HEADERS):
         return payload
     n_before = n_behind = 0
     if flags & PADDED:
