@@ -68,7 +68,7 @@ class GrpcConnection(Connection):
         """Must be made on a running event loop."""
         super().__init__(owner)
         self._idle_since_s = self.time()
-        self.sender = Sender(self.time)
+        self.sender = Sender(owner.loop.time)
         self._unread = b""
         self._reading = self._read(int(owner.limits.head))
         self._wanted = next(self._reading)
@@ -243,7 +243,8 @@ class GrpcConnection(Connection):
             stream.end()
 
     def _begin_call(self, number: int, head: Head) -> Stream | None:
-        is_full = sum(not each.is_closed for each in self._streams.values()) >= frames.MAX_STREAMS
+        most = frames.MAX_STREAMS
+        is_full = len(self._streams) >= most and sum(not each.is_closed for each in self._streams.values()) >= most
         if self._last is not None or is_full or self._head_bytes + head.n_bytes > HEADS_BYTES:
             if self._last is None:
                 self.sender.spend(USELESS_BYTES)
@@ -312,8 +313,8 @@ class GrpcConnection(Connection):
 
     def flush(self) -> None:
         """Write the frames that are to be sent."""
-        if self.is_open and (data := self.sender.taken()):
-            self.write(data)
+        if self.sender.parts and self.is_open:
+            self.write(self.sender.taken())
 
     def pause_writing(self) -> None:
         """See asyncio. A client that does not read is not read from: its pings would be answered, and held."""

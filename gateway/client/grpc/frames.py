@@ -171,7 +171,8 @@ class Sender:
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
         self._credit, self._since_s = float(CREDIT_BYTES), time()
-        self._parts: list[Buffer] = []
+        self.parts: list[Buffer] = []
+        """What waits to be written."""
         self.frame_bytes = _DEFAULT_FRAME_BYTES
         """The most that may be sent in one frame."""
         self._resize = b""  # to be said before the next fields
@@ -218,7 +219,7 @@ class Sender:
 
     def add(self, kind: int, flags: int = 0, number: int = 0, payload: bytes = b"") -> None:
         """Send a frame of no data; *number* is its stream's."""
-        self._parts.append(HEAD.pack(len(payload) << 8 | kind, flags, number) + payload)
+        self.parts.append(HEAD.pack(len(payload) << 8 | kind, flags, number) + payload)
 
     def add_fields(self, number: int, block: bytes, *, is_end: bool) -> None:
         """Send fields, which HPACK has as *block*, in as many frames as they take."""
@@ -234,13 +235,13 @@ class Sender:
         """Send *data*, which has *n_bytes*, in one frame; the client has room for it."""
         self.room -= n_bytes
         self.n_bytes += n_bytes
-        self._parts += (HEAD.pack(n_bytes << 8 | DATA, 0, number), *data)
+        self.parts += (HEAD.pack(n_bytes << 8 | DATA, 0, number), *data)
         self.earn(USELESS_BYTES + MIN_SHARE * n_bytes)  # clients measure the way with a ping for what has come
 
     def taken(self) -> bytes:
         """What is to be written now."""
-        data = b"".join(self._parts)
-        self._parts.clear()
+        data = b"".join(self.parts)
+        self.parts.clear()
         self.n_bytes = 0
         return data
 
