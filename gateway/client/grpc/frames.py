@@ -142,7 +142,7 @@ class Buffers:
     __slots__ = ("_left", "n_bytes")
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
-        self._left = [memoryview(buffer) for buffer in reversed(buffers)]
+        self._left = list(reversed(buffers))
         self.n_bytes = sum(map(len, buffers))
         """How many bytes are left."""
 
@@ -155,8 +155,9 @@ class Buffers:
         while n_bytes:
             buffer = self._left.pop()
             if len(buffer) > n_bytes:
-                self._left.append(buffer[n_bytes:])
-                buffer = buffer[:n_bytes]
+                view = memoryview(buffer)
+                self._left.append(view[n_bytes:])
+                buffer = view[:n_bytes]
             taken.append(buffer)
             n_bytes -= len(buffer)
         return taken
