@@ -7,7 +7,7 @@ bytes come and go (`stream`), and what messages say (`inference`, `methods`).
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -188,8 +188,8 @@ class GrpcCall(ClientBody):
         steps = read_request(message, self._plan.header_limits, self.reserve)
         self._infer = infer = await self._exchange.request_codec.run(steps)
         self._request.path = infer.target
-        if infer.is_of_sequence:
-            await self._turn()  # two connections to the server would not keep their order
+        if infer.is_of_sequence and self._message.before is not None:
+            await asyncio.wait((self._message.before,))  # two connections to the server would not keep their order
 
     def _find_coding(self) -> Coding | None:
         if not self._message.is_compressed:
@@ -250,7 +250,7 @@ class GrpcCall(ClientBody):
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
         try:
             if self._method is None:
-                message = await self._answer(headers, buffers)
+                message = await self._exchange.response_codec.run(self._answer(headers, buffers))
             else:
                 message = [self._method.answer(b"".join(buffers)).SerializeToString()]
         except CodecError as error:
@@ -299,16 +299,15 @@ class GrpcCall(ClientBody):
             exchange.status = ErrorKind.CLIENT_CLOSED.status
             exchange.detail = self._stream.connection.cut_reason
 
-    async def _answer(self, headers: Pairs, buffers: Sequence[Buffer]) -> list[Buffer]:
-        """The answer to an inference, whose JSON and blobs are in *buffers*, as a message. Raises `CodecError`."""
+    def _answer(self, headers: Pairs, buffers: Sequence[Buffer]) -> Generator[None, None, list[Buffer]]:
+        """The steps that make a message of the answer whose JSON and blobs are in *buffers*. Raises `CodecError`."""
         infer = self._infer
         assert infer is not None
         length = next((value for name, value in headers if name.lower() == _HEADER_LENGTH), "")
         blobs = Buffers(buffers)
         header_bytes = int(length) if length.isdecimal() else blobs.n_bytes
         header = b"".join(blobs.take(header_bytes))
-        steps = write_response(header, blobs, is_typed=infer.is_typed, is_final=self._message.is_one_of_many)
-        return await self._exchange.response_codec.run(steps)
+        return write_response(header, blobs, is_typed=infer.is_typed, is_final=self._message.is_one_of_many)
 
     async def _send(self, headers: Pairs, message: list[Buffer], lines: str = "") -> None:
         """Send *message*, and the status OK behind the only one. Raises `ConnectionError` when the client left."""
@@ -326,17 +325,13 @@ class GrpcCall(ClientBody):
         self._exchange.client_response_bytes = n_bytes
         self.is_complete = True
 
-    async def _turn(self) -> None:
-        """Wait until the reply to the message before has gone out."""
-        if self._message.before is not None:
-            await asyncio.wait((self._message.before,))
-
     async def _begin(self, headers: Pairs, lines: str = "") -> bytes:
         """Wait for the turn of this reply; the fields that begin the answer, none if another reply has begun it.
 
         They have what crosses of *headers* and *lines* as metadata, and what every reply has.
         """
-        await self._turn()
+        if self._message.before is not None:
+            await asyncio.wait((self._message.before,))
         self.has_begun = True
         if self._stream.is_answered:
             return b""
