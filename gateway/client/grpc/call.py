@@ -40,10 +40,9 @@ CALL_COPIES = 5
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The longest message that protobuf knows."""
 
+_OK = Status.OK.name
 _HEADER_LENGTH = HEADER_LENGTH.lower()
-_OK_HEAD = b"\x88" + encoded(
-    [("content-type", "application/grpc")]
-)  # of the status 200 the static table of HPACK knows
+_OK_HEAD = b"\x88" + encoded([("content-type", "application/grpc")])  # HPACK's static table has the status 200
 _OK_TRAILERS = encoded([("grpc-status", "0")])
 _NO_GRPC = encoded([(":status", "415"), ("content-type", "text/plain")])
 _REQUEST_ID = b"\0" + encoded_string("x-request-id")
@@ -257,7 +256,7 @@ class GrpcCall(ClientBody):
             raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
         if self._message.is_one_of_many:
             message = [_STREAM_ANSWER_TAG, varint(sum(map(len, message))), *message]
-        self._exchange.status, self._exchange.rpc_status = status, Status.OK.name
+        self._exchange.status, self._exchange.rpc_status = status, _OK
         await self._send(headers, message, lines)
 
     async def error(self, error: GatewayError) -> None:
@@ -272,7 +271,7 @@ class GrpcCall(ClientBody):
             return
         exchange.status = error.status
         if method is not None and method.flag and error.kind in (ErrorKind.BACKEND_ERROR, ErrorKind.NO_ROUTE):
-            exchange.rpc_status = Status.OK.name
+            exchange.rpc_status = _OK
             await self._send(error.headers, [method.said(False).SerializeToString()])
             return
         deadline_s = self._request.deadline_s
@@ -351,6 +350,12 @@ def _field(line: str) -> bytes:
     Eight of MLServer's eleven are the same in all of its answers.
     """
     name, _, value = line.partition(":")
-    name, value = name.lower(), value.strip()
+    said, value = _named(name.lower()), value.strip()
+    return said + encoded_string(value) if said and value.isascii() and value.isprintable() else b""
+
+
+@lru_cache(maxsize=128)
+def _named(name: str) -> bytes:
+    """The field with *name* as HPACK, but for its value; empty if it does not cross."""
     is_left_out = name in _NO_METADATA or name.startswith(_NO_METADATA_BEGINNINGS) or name.endswith("-bin")
-    return b"" if is_left_out or not value.isascii() or not value.isprintable() else encoded([(name, value)])
+    return b"" if is_left_out else b"\0" + encoded_string(name)
