@@ -78,10 +78,7 @@ class InferRequest(PiecedJson, msgspec.Struct):
         for index, (entry, source) in enumerate((yield from read_inputs(request, text.blobs)), 1):
             if isinstance(source, Tensor):
                 inputs.append(source)
-                if source.datatype.kind is BYTES:
-                    yield from _check_strings(entry, source, request, policy)
-                if _fill_in(entry, source, policy, is_small=is_small):
-                    nonfinite += yield from check_finite(source, policy.nonfinite)
+                nonfinite += yield from _fill_in(entry, source, request, policy, is_small=is_small)
                 if not is_small:
                     later.append((source,))
             elif source is not None:
@@ -90,13 +87,11 @@ class InferRequest(PiecedJson, msgspec.Struct):
             if index % CHECKED_TENSORS == 0:
                 yield
         request_id = id_of(request)
-        sent_id = request_id or own_id
-        if sent_id != request_id:  # protocol 4.10
+        sent_id = b"" if "id" in policy.leave_out else request_id or own_id
+        if own_id and not request_id:  # protocol 4.10
             request["id"] = Raw(own_id)
         for key in policy.leave_out:
             request.pop(key, None)  # type: ignore[misc]
-        if "id" in policy.leave_out:
-            sent_id = b""
         if not is_small:
             yield
         segments = printed(request, later)
@@ -136,15 +131,21 @@ class InferRequest(PiecedJson, msgspec.Struct):
 # What becomes of values
 
 
-def _fill_in(entry: Entry, tensor: Tensor, policy: TensorPolicy, *, is_small: bool) -> bool:
-    """Put into *entry*, the input that *tensor* is, what the backend gets: of a small request also its values.
+def _fill_in(
+    entry: Entry, tensor: Tensor, request: Request, policy: TensorPolicy, *, is_small: bool
+) -> Generator[None, None, int]:
+    """Check the values of *tensor*, and put those of a small *request* into *entry*, which is its input.
 
-    Returns whether there may be NaN and infinities among them.
+    Returns how many NaN and infinities it has. Raises `CodecError` for values that the backend may not get.
     """
     datatype = tensor.datatype
-    if policy.half_precision is _PROMOTE and is_half_precision(datatype):
+    if datatype.kind is BYTES:
+        hint = _choose_form(entry, tensor, request) if policy.bytes is BytesPolicy.BASE64 else elements.BASE64_HINT
+        n_elements = element_count(tensor.shape)
+        yield from elements.check_elements(tensor.blob, n_elements, tensor, utf8=not tensor.is_base64, hint=hint)
+    elif policy.half_precision is _PROMOTE and is_half_precision(datatype):
         entry["datatype"] = Raw(b'"FP32"')
-    is_doubted = datatype.kind is FLOAT
+    is_checked = datatype.kind is FLOAT
     if not is_small:
         entry["data"] = LIST_LATER
     elif datatype.item_bytes:
@@ -153,20 +154,10 @@ def _fill_in(entry: Entry, tensor: Tensor, policy: TensorPolicy, *, is_small: bo
         text = number_printing.array_text(values, datatype, literals=literals)
         entry["data"] = Raw(text)
         # NaN and infinities are printed as null if not as literals
-        is_doubted = is_doubted and (literals or text.find(b"n") >= 0)
+        is_checked = is_checked and (literals or text.find(b"n") >= 0)
     else:
         entry["data"] = Raw(b"[%b]" % b"".join(_value_pieces(tensor, policy)))
-    return is_doubted
-
-
-def _check_strings(entry: Entry, tensor: Tensor, request: Request, policy: TensorPolicy) -> Generator[None, None, None]:
-    """Check the elements of *tensor*, which is BYTES and the input *entry* of *request*, and choose their form.
-
-    Raises `CodecError` for elements that the backend may not get.
-    """
-    hint = _choose_form(entry, tensor, request) if policy.bytes is BytesPolicy.BASE64 else elements.BASE64_HINT
-    n_elements = element_count(tensor.shape)
-    yield from elements.check_elements(tensor.blob, n_elements, tensor, utf8=not tensor.is_base64, hint=hint)
+    return (yield from check_finite(tensor, policy.nonfinite)) if is_checked else 0
 
 
 def _choose_form(entry: Entry, tensor: Tensor, request: Request) -> str:
