@@ -82,10 +82,8 @@ class Walk:
     def held_bytes(self) -> int:
         """What the answer takes so far: what is filled of the outputs, text that waits, and its other members."""
         held_bytes = self._beside_bytes + sum([output.held_bytes for output in self.found.values()])
-        if self._row:
-            values = self._row.values()
-            held_bytes += sum([len(value) if isinstance(value, bytes) else value.n_bytes for value in values])
-        return held_bytes
+        values = (self._row or {}).values()
+        return held_bytes + sum([len(value) if isinstance(value, bytes) else value.n_bytes for value in values])
 
     def read(self, text: ArrivingText) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
