@@ -161,9 +161,10 @@ def _read_in_pieces(
     reading = arriving.read()
     reserved = 0
     text = body[:header_length]
-    for start in range(0, len(text) + 1, PIECE_BYTES):
-        arriving.text.add(text[start : start + PIECE_BYTES])
-        if start + PIECE_BYTES > len(text):
+    for start in range(0, len(text) + PIECE_BYTES, PIECE_BYTES):
+        piece = text[start : start + PIECE_BYTES]
+        arriving.text.add(piece)
+        if not piece:  # before its reading began, a short text would be parsed whole, with the blobs behind it
             arriving.text.end()
         for _ in arriving.go_on(reading):
             held = arriving.header_bytes * HELD_PER_BYTE + arriving.data_bytes

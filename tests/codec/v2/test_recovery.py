@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gateway.codec.inference import HeaderLimits
 from gateway.codec.v2.request_reading import find_header_length
 from gateway.errors import CodecError
 from tests.steps import run
@@ -25,6 +26,14 @@ WITHOUT_BLOBS = [
 @pytest.mark.parametrize("blob", [b"\0\1\2\3", b"    ", b"}}}}", b'"{}"'])
 def test_the_json_ends_where_the_blobs_begin(blob: bytes) -> None:
     assert run(find_header_length(memoryview(HEADER + blob))) == len(HEADER)
+
+
+@pytest.mark.parametrize("blob", [b" " * 500, b"\0" * 500])
+def test_a_blob_of_blanks_does_not_count_as_header(blob: bytes) -> None:
+    """It would make JSON with blanks behind it, which is longer than a header may be here."""
+    entry = BINARY | {"shape": [500], "parameters": {"binary_data_size": 500}}
+    header = json.dumps({"inputs": [entry]}).encode()
+    assert run(find_header_length(memoryview(header + blob), HeaderLimits(200))) == len(header)
 
 
 @pytest.mark.parametrize("body", WITHOUT_BLOBS)
