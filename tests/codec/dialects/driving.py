@@ -98,9 +98,10 @@ def read_answer(
     version: str | None = None,
     limits: HeaderLimits = LIMITS,
 ) -> Reply:
-    """The reply to an answer that comes in *chunks*."""
+    """The reply to an answer that comes in *chunks*, the last of which is known to be the last, as in the gateway."""
     walk = Walk(form, structs.replace(description, is_complete=True), selection, limits=limits)
     answer = DialectAnswer(walk, model="m", request_id=request_id, version=version)
-    for chunk in chunks:
+    *beginning, last = [*chunks] or [b""]
+    for chunk in beginning:
         exhaust(answer.feed(chunk))
-    return run(answer.finish())
+    return run(answer.finish(last))
