@@ -38,7 +38,8 @@ def _widen_largest(array: Array) -> Array:
     if array.tobytes().find(b"\xff\xff\x7f") < 0:  # as nearly always: the last bytes of the largest number
         return array
     is_largest = np.abs(array) == _FP32.highest
-    wide = array.astype("<f8")
+    with np.errstate(invalid="ignore"):  # numpy warns of a signalling NaN
+        wide = array.astype("<f8")
     wide[is_largest] = np.copysign(3.4028234e38, wide[is_largest])
     return wide
 

@@ -210,3 +210,10 @@ def test_the_largest_number_is_written_so_that_the_server_does_not_find_it_too_l
         np.array(values, np.float32).ravel().tolist()
         == np.array([float(f"{sign}3.4028235e38"), 0.1, float(f"{sign}3.4028233e38")], np.float32).tolist()
     )
+
+
+def test_the_largest_number_may_stand_beside_a_signalling_nan() -> None:
+    """The policy lets it through; numpy would warn of it, which is an error here."""
+    wide = TENSORFLOW.datatypes["FP32"].widen(np.frombuffer(bytes.fromhex("ffff7f7f 0100807f"), "<f4"))
+    assert wide[0] == 3.4028234e38
+    assert np.isnan(wide[1])
