@@ -254,6 +254,11 @@ class Incoming:
         """Whether the whole message has come and was read."""
         return self.has_arrived and not self._pieces
 
+    @property
+    def is_mostly_framing(self) -> bool:
+        """Whether the body comes in tiny chunks, as far as it was read: each of its bytes is dear."""
+        return self._chunks is not None and self._chunks.is_mostly_framing
+
     def end(self) -> None:
         """The connection's stream has ended: in phase UNTIL_END this completes the body."""
         if self.phase is Phase.UNTIL_END:
@@ -289,8 +294,6 @@ class Incoming:
 class _Chunks:
     """Decodes one chunked body, and refuses chunks that are too small for the work they make."""
 
-    __slots__ = ("_n_bytes", "_n_carried", "_parser", "_reader", "has_surplus", "is_at_end", "piece_bytes")
-
     def __init__(self, parser: "_Parser", *, is_for_request: bool) -> None:
         """*parser* must be new. If not *is_for_request*, the body is that of an answer."""
         self._parser = parser
@@ -299,6 +302,8 @@ class _Chunks:
         self._n_bytes = self._n_carried = 0
         self.piece_bytes = DOUBTED_BYTES
         """How many bytes the next call of `decode` may get."""
+        self.is_mostly_framing = False
+        """Whether less than half of the last piece was content."""
         self.is_at_end = False
         self.has_surplus = False
         """Whether bytes have come behind the body's end."""
@@ -330,7 +335,8 @@ class _Chunks:
 
     def _judge(self, n_bytes: int, n_carried: int) -> None:
         """Raise `MalformedError` if too few of the bytes on the wire are content (`MIN_SHARE`)."""
-        self.piece_bytes = PIECE_BYTES if 2 * n_carried >= n_bytes else DOUBTED_BYTES
+        self.is_mostly_framing = 2 * n_carried < n_bytes
+        self.piece_bytes = DOUBTED_BYTES if self.is_mostly_framing else PIECE_BYTES
         self._n_bytes += n_bytes
         self._n_carried += n_carried
         if self._n_bytes >= WINDOW_BYTES:

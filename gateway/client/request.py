@@ -18,6 +18,7 @@ from gateway.client.peers import NOBODY, Outgoing, client_left
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
 from gateway.http1 import MAX_CONTENT_LENGTH, MAX_DIGITS, Heads, Incoming, MalformedError, Phase
+from gateway.pacing import next_turn
 from gateway.policy.slowness import Upload
 from gateway.waiting import Waiter, wake_soon
 
@@ -86,6 +87,8 @@ class Served(Incoming):
         Raises `GatewayError`, MALFORMED_REQUEST for a body that breaks HTTP and SLOW_CLIENT for one that comes too
         slowly (`limits.body_timeout`); `ConnectionError` if the client left.
         """
+        if self.is_mostly_framing:  # gives way to others after each piece
+            await next_turn()
         while True:
             if (chunk := self.read_arrived()) or self.is_read:
                 return chunk
