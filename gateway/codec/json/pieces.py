@@ -28,7 +28,7 @@ More than a value without a comma can have, which is three for each of `MAX_TEXT
 go on from it.
 """
 
-QUOTE, OBJECT, END_OBJECT, ARRAY, END_ARRAY = b'"{}[]'
+QUOTE, OBJECT, ARRAY = b'"{['
 
 WALK_BYTES = 16 * 1024
 """How much text one step walks through only to find where strings end; it may be all escapes."""

@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of, labelled
 from gateway.codec.json.arriving import ArrivingText, Reading
-from gateway.codec.json.members import HELD_PER_BYTE, OBJECT, STAND_IN, decoded, excerpt, restore_literals
+from gateway.codec.json.members import HELD_PER_BYTE, OBJECT, decoded, excerpt, restore_literals
 from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import BYTES, DATATYPES, count_text
@@ -231,9 +231,7 @@ class InferAnswer(msgspec.Struct, eq=False):
         form = name, datatype, shape = _form_of(self.declared, self.max_bytes, entry, index)
         data = entry.pop("data")
         if isinstance(data, Raw):
-            text = bytes(data)
-            if text.find(STAND_IN) >= 0:
-                text = restore_literals(text)
+            text = restore_literals(bytes(data))
             value = shaped_value(text, datatype, shape)
             blobs = value.blobs if value is not None else (yield from self._poured((text,), _sink_for(form)))
             self._header_bytes += sum(map(len, blobs))

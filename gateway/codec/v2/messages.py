@@ -16,7 +16,6 @@ from gateway.codec.inference import HeaderLimits, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
 from gateway.codec.json.members import (
     OBJECT,
-    STAND_IN,
     decoded,
     excerpt,
     protect_literals,
@@ -143,9 +142,7 @@ def _what_else(said: dict[str, Any]) -> str:
 
 def printed(message: Mapping[str, Any], later: Sequence[Sequence[L]] = ()) -> list[bytes | L]:
     """*message* as JSON, in pieces: each `LATER` gives way to one of the values that come *later*, in one or more."""
-    text = _ENCODER.encode(message)
-    if text.find(STAND_IN) >= 0:
-        text = restore_literals(text)
+    text = restore_literals(_ENCODER.encode(message))
     if not later:
         return [text]
     beginning, *texts_behind = text.split(LATER)
@@ -286,7 +283,7 @@ def declaration(entry: Entry, section: str, index: int) -> Declaration:
     """
     try:
         text = b"".join((b"[", entry["name"], b",", entry["datatype"], b",", entry["shape"], b"]"))
-        name, datatype, shape = _DECLARATION.decode(restore_literals(text) if text.find(STAND_IN) >= 0 else text)
+        name, datatype, shape = _DECLARATION.decode(restore_literals(text))
     except (KeyError, msgspec.DecodeError):
         label = label_of(section, name_of(entry, section, index))
         if text_of(entry.get("datatype")) in DATATYPES:
@@ -300,8 +297,7 @@ def declaration(entry: Entry, section: str, index: int) -> Declaration:
 def name_of(entry: Entry, section: str, index: int) -> str:
     """The tensor's name, of an *entry* as for `declaration`. Raises `CodecError` if it is no string (protocol 2.2)."""
     try:
-        text = bytes(entry["name"])
-        return _STRING.decode(restore_literals(text) if text.find(STAND_IN) >= 0 else text)
+        return _STRING.decode(restore_literals(bytes(entry["name"])))
     except (KeyError, msgspec.DecodeError):
         raise CodecError(f"{section} {index}: name must be a string, got {_shown(entry.get('name'))}") from None
 

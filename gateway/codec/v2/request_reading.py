@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, Tensor, label_of, labelled
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading
-from gateway.codec.json.members import HELD_PER_BYTE, OBJECT, STAND_IN, decoded, excerpt, restore_literals
+from gateway.codec.json.members import HELD_PER_BYTE, OBJECT, decoded, excerpt, restore_literals
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
 from gateway.codec.json.pieces import PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.json.sinks import SkipSink
@@ -205,9 +205,7 @@ def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memo
 
 def id_of(request: Request) -> bytes:
     """The client's id as JSON text; empty if it sent none."""
-    text = bytes(request.get("id", b""))
-    if text.find(STAND_IN) >= 0:
-        text = restore_literals(text)
+    text = restore_literals(bytes(request.get("id", b"")))
     return b"" if text in ABSENT else text
 
 
