@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -29,10 +30,11 @@ from gateway.process.supervisor import Supervisor
 from gateway.telemetry.counting import Batch, Counting
 from gateway.telemetry.metrics import Metrics, Reload
 from gateway.telemetry.reading import Certificate, EndpointReading, Level, Reading
-from gateway.telemetry.recent import KEPT, N_SLICES, SLICE_S, Failures, Recent, failure_of, stats
+from gateway.telemetry.recent import KEPT, N_SLICES, SLICE_S, STEP_ROWS, Failures, Recent, failure_of, stats
 from gateway.telemetry.sums import MINUTE, Cells, Row, Table
 from tests.certificates import Authority
 from tests.conftest import Client, Connection, lying, running, tensor
+from tests.steps import run
 from tests.system.gateway_process import GatewayProcess, gateway_process
 
 X = np.linspace(0, 1, 256, dtype=np.float32)
@@ -98,20 +100,35 @@ def test_a_minute_forgets_exactly_what_is_older() -> None:
         other = Recent(clock)
         for each in kept:
             add(other, each)
-        assert minute.minute()._replace(sums=Table()) == other.minute()._replace(sums=Table(), seconds=ANY)
-        assert {row: cells for row, cells in minute.minute().sums.items() if any(cells)} == {
-            row: pytest.approx(cells) for row, cells in other.minute().sums.items() if any(cells)
+        assert run(minute.minute())._replace(sums=Table()) == run(other.minute())._replace(sums=Table(), seconds=ANY)
+        assert {row: cells for row, cells in run(minute.minute()).sums.items() if any(cells)} == {
+            row: pytest.approx(cells) for row, cells in run(other.minute()).sums.items() if any(cells)
         }
     clock.now_s += N_SLICES * SLICE_S
-    assert minute.minute().by_route == {}
-    assert (N_SLICES - 1) * SLICE_S <= minute.minute().seconds <= N_SLICES * SLICE_S
+    assert run(minute.minute()).by_route == {}
+    assert (N_SLICES - 1) * SLICE_S <= run(minute.minute()).seconds <= N_SLICES * SLICE_S
+
+
+def test_the_minute_of_many_routes_is_added_up_in_steps() -> None:
+    clock = Clock()
+    minute = Recent(clock)
+    n_rows = 0
+    for _ in range(N_SLICES - 1):
+        busy = product(range(20), range(60))
+        rows = [((MINUTE, f"route {route}", "b", "http", "", "", step), [1.0]) for route, step in busy]
+        minute.add(rows)
+        n_rows += len(rows)
+        clock.now_s += SLICE_S
+    steps = minute.minute()
+    assert sum(1 for _ in steps) >= n_rows / STEP_ROWS
+    assert run(minute.minute()).all.total() == n_rows
 
 
 def test_a_minute_that_has_just_begun_is_as_long_as_it_is() -> None:
     clock = Clock()
     minute = Recent(clock)
     clock.now_s += 12.5
-    assert minute.minute().seconds == 12.5
+    assert run(minute.minute()).seconds == 12.5
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1, 1.0, 300.0])
@@ -121,14 +138,14 @@ def test_percentiles_are_within_a_step_of_the_exact_ones(scale: float) -> None:
     minute = Recent()
     for start in range(0, 5000, 100):
         add(minute, [exchange(seconds=seconds) for seconds in times[start : start + 100]])
-    found = stats(minute.minute().all, 60.0)
+    found = stats(run(minute.minute()).all, 60.0)
     exact = quantiles(times, n=100, method="inclusive")
     assert found["p50_s"] == pytest.approx(exact[49], rel=0.05)
     assert found["p99_s"] == pytest.approx(exact[98], rel=0.05)
-    assert stats(Recent().minute().all, 60.0)["p50_s"] is None
+    assert stats(run(Recent().minute()).all, 60.0)["p50_s"] is None
     instant = Recent()
     add(instant, [exchange(seconds=0.0)])
-    assert stats(instant.minute().all, 60.0)["p99_s"] == 0.0
+    assert stats(run(instant.minute()).all, 60.0)["p99_s"] == 0.0
 
 
 # Failures
@@ -199,7 +216,7 @@ def judged(
     metrics = Metrics()
     metrics.add(Batch(minute or [], []))
     metrics.last_reload = reload
-    return status_of(CONFIG, {"listen": "http://l", "admin": "http://a"}, readings, metrics, **more)
+    return run(status_of(CONFIG, {"listen": "http://l", "admin": "http://a"}, readings, metrics, **more))
 
 
 UP = [endpoint(1), endpoint(2)]
@@ -340,7 +357,7 @@ def test_the_status_of_many_models_and_endpoints_is_whole() -> None:
             counting.record(exchange(error=rng.choice(list(ErrorKind)), detail="why" * 200, status=500))
     counting.add_up()
     readings = [reading(endpoints=[endpoint(number) for number in range(50)])]
-    made = status_of(config, {"listen": "http://l"}, readings, metrics, None)
+    made = run(status_of(config, {"listen": "http://l"}, readings, metrics, None))
     status = msgspec.json.decode(msgspec.json.encode(made))
     assert (len(status["routes"]), len(status["backends"][0]["endpoints"])) == (200, 50)
     assert status["last_minute"]["all"]["requests"] == 200 * 59

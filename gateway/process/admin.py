@@ -18,6 +18,7 @@ from aiohttp import web
 from gateway.client import listeners
 from gateway.client.server import CUT_S
 from gateway.config import masked
+from gateway.pacing import Pacer
 
 if TYPE_CHECKING:
     from gateway.process.application import Application
@@ -117,8 +118,8 @@ class AdminListener:
         return web.Response(text=_PAGE, content_type="text/html", headers=_HEADERS_OF_PAGE)
 
     async def _status_as_json(self) -> web.Response:
-        status = msgspec.json.encode(self._application.status())
-        return web.Response(body=status, content_type="application/json", headers=_NEVER_KEPT)
+        status = await Pacer().run(self._application.status())  # clients are served on this loop, too
+        return web.Response(body=msgspec.json.encode(status), content_type="application/json", headers=_NEVER_KEPT)
 
     async def _metrics(self) -> web.Response:
         text = ""

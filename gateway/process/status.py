@@ -7,9 +7,9 @@ answers this. The page (`status.html`) has the names of these data. Not here: se
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,11 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.reading import STARTED_S, Certificate, EndpointReading, Level, Reading
 from gateway.telemetry.recent import Minute, stats
 from gateway.telemetry.sums import Cells
+
+T = TypeVar("T")
+
+Steps = Generator[None, None, T]
+"""Makes a value, and yields after each step of the work."""
 
 _WORST_FIRST = "down", "ejected", "on trial", "up"
 """The states of an endpoint."""
@@ -40,13 +45,13 @@ def status_of(
     readings: Sequence[Reading],
     metrics: Metrics,
     not_ready: str | None,
-) -> dict[str, Any]:
+) -> Steps[dict[str, Any]]:
     """The data of the status page of a gateway that serves by *config* at *urls*: `listen`, `admin`, the list `grpc`.
 
     *readings* are the last ones of its processes, and *metrics* has their counts. *not_ready* is why clients should not
-    come. Times are seconds since 1970.
+    come. Times are seconds since 1970. Yields after each step of work.
     """
-    minute = metrics.recent.minute()
+    minute = yield from metrics.recent.minute()
     certificates = chain.from_iterable(reading.certificates for reading in readings)
     # one for each place in the configuration; if processes differ for a moment, the first to expire
     last_first = sorted(certificates, key=lambda each: each.expires_s, reverse=True)
@@ -65,8 +70,8 @@ def status_of(
             "body_bytes": _added(reading.body_bytes for reading in readings),
             "connections": _added(reading.connections for reading in readings),
         },
-        "backends": _backends(config, readings, minute),
-        "routes": _routes(config, minute),
+        "backends": (yield from _backends(config, readings, minute)),
+        "routes": (yield from _routes(config, minute)),
         "failures": metrics.failures.latest(),
         "reload": metrics.last_reload,
         "certificates": list({each.where: each for each in last_first}.values()),
@@ -99,15 +104,16 @@ def _mean(cells: Cells) -> float | None:
     return total / sum(buckets) if any(buckets) else None
 
 
-def _backends(config: Config, readings: Iterable[Reading], minute: Minute) -> list[dict[str, Any]]:
+def _backends(config: Config, readings: Iterable[Reading], minute: Minute) -> Steps[list[dict[str, Any]]]:
     """The backends of *config*, with the states of their endpoints in *readings*."""
     found: dict[str, dict[str, list[EndpointReading]]] = {name: {} for name in config.backends}
     for reading in readings:
         for each in reading.endpoints:
             if each.backend in found:
                 found[each.backend].setdefault(each.endpoint, []).append(each)
-    return [
-        {
+    backends = []
+    for name, settings in config.backends.items():
+        backend = {
             "name": name,
             "is_probed": settings.health is not None,
             "max_connections": config.max_connections(name),
@@ -117,8 +123,9 @@ def _backends(config: Config, readings: Iterable[Reading], minute: Minute) -> li
             "rows_per_batch": _mean(minute.sums["batch_rows", name]),
             "batch_wait_s": _mean(minute.sums["batch_wait_seconds", name]),
         }
-        for name, settings in config.backends.items()
-    ]
+        backends.append(backend)
+        yield
+    return backends
 
 
 def _endpoint(url: str, readings: Sequence[EndpointReading]) -> dict[str, Any]:
@@ -138,20 +145,21 @@ def _endpoint(url: str, readings: Sequence[EndpointReading]) -> dict[str, Any]:
     }
 
 
-def _routes(config: Config, minute: Minute) -> list[dict[str, Any]]:
+def _routes(config: Config, minute: Minute) -> Steps[list[dict[str, Any]]]:
     """The routes of *config*; without any, a row for the backend that gets every request."""
-    routes = config.routes or [Route(name=name, backend=name) for name in config.backends]
-    return [
-        {
-            "name": route.name,
-            "host": route.host,
-            "path_prefix": route.path_prefix,
-            "models": route.models,
-            "backends": route.split if route.split is not None else dict.fromkeys(route.backends, 1),
-            "stats": stats(minute.by_route[route.name], minute.seconds),
+    routes = []
+    for each in config.routes or [Route(name=name, backend=name) for name in config.backends]:
+        route = {
+            "name": each.name,
+            "host": each.host,
+            "path_prefix": each.path_prefix,
+            "models": each.models,
+            "backends": each.split if each.split is not None else dict.fromkeys(each.backends, 1),
+            "stats": stats(minute.by_route[each.name], minute.seconds),
         }
-        for route in routes
-    ]
+        routes.append(route)
+        yield
+    return routes
 
 
 class Problem(msgspec.Struct, frozen=True):

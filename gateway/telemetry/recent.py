@@ -6,7 +6,7 @@ The sums are kept as slices of some seconds. Not here: what is counted (`countin
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from itertools import chain
 from math import log2
 from typing import Any, NamedTuple
@@ -24,6 +24,9 @@ N_SLICES = 20
 
 STEPS = 8
 """How many steps of durations there are in each doubling, so that the middle of a step is within 4.5 % of them."""
+
+STEP_ROWS = 250
+"""How many rows are added in one step, which takes 0.2 ms. Twenty busy routes have 20,000, which take 27 ms."""
 
 KEPT = 20
 """How many failures are kept for each `Blame`."""
@@ -103,20 +106,24 @@ class Recent:
             self._slices.append((number, Table()))
         self._slices[-1][1].add((row if row[0] == MINUTE else row[:2], cells) for row, cells in rows)
 
-    def minute(self) -> Minute:
-        """The last minute, up to now."""
+    def minute(self) -> Generator[None, None, Minute]:
+        """The last minute, up to now; yields after each step of work."""
         now_s = self._clock()
         now = int(now_s // SLICE_S)
         seconds = min(now_s - self._began_s, now_s - (now - N_SLICES + 1) * SLICE_S)
         minute = Minute(seconds, Counter(), defaultdict(Counter), defaultdict(Counter), Table())
-        for number, table in self._slices:
-            if now - number < N_SLICES:
-                minute.sums.add(table.items())
-        for row in [row for row in minute.sums if row[0] == MINUTE]:
+        for table in [table for number, table in self._slices if now - number < N_SLICES]:
+            rows = tuple(table.items())
+            for start in range(0, len(rows), STEP_ROWS):
+                minute.sums.add(rows[start : start + STEP_ROWS])
+                yield
+        for index, row in enumerate([row for row in minute.sums if row[0] == MINUTE]):
             _, route, backend, *kind = row
             (count,) = minute.sums.pop(row)
             for requests in (minute.all, minute.by_route[str(route)], minute.by_backend[str(backend)]):
                 requests[tuple(kind)] += int(count)
+            if index % STEP_ROWS == 0:
+                yield
         return minute
 
 
