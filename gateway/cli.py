@@ -80,10 +80,12 @@ examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that suggests the command that was probably meant."""
+    """A parser whose errors say what was probably meant."""
 
     def error(self, message: str) -> NoReturn:
         """See argparse."""
+        if message.endswith("--config --backend is required"):  # also where a file or URL stands without its option
+            message = "say what to serve, by `--config FILE` or `--backend URL`"
         wrong, *choices = re.findall("'([^']*)'", message) if "invalid choice" in message else [""]
         meant = nearest(wrong, choices) if choices else None
         super().error(f"{message}; did you mean {meant}?" if meant else message)

@@ -3,7 +3,7 @@
 Not here: several processes (`supervisor`, `worker`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
@@ -13,7 +13,7 @@ from gateway.errors import ConfigError
 from gateway.process.admin import AdminListener
 from gateway.process.descriptors import fit
 from gateway.process.reload import keep_fixed
-from gateway.process.status import Steps, status_of
+from gateway.process.status import status_of
 from gateway.serving.gateway import Gateway
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.reading import Reading
@@ -109,7 +109,7 @@ class Application:
             return "starting"
         return "draining" if self.gateway.is_draining else self.data_plane.not_usable()
 
-    def status(self) -> Steps[dict[str, Any]]:
+    def status(self) -> Generator[None, None, dict[str, Any]]:
         """Makes the data of the status page, in steps."""
         urls = {"listen": self.listen_url, "admin": self.admin_url, "grpc": self.grpc_urls}
         return status_of(self.config, urls, self._readings(), self.metrics, self.not_ready())

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,10 +21,7 @@ from gateway.telemetry.reading import STARTED_S, Certificate, EndpointReading, L
 from gateway.telemetry.recent import Minute, stats
 from gateway.telemetry.sums import Cells
 
-T = TypeVar("T")
-
-Steps = Generator[None, None, T]
-"""Makes a value, and yields after each step of the work."""
+_Listed = Generator[None, None, list[dict[str, Any]]]
 
 _WORST_FIRST = "down", "ejected", "on trial", "up"
 """The states of an endpoint."""
@@ -45,7 +42,7 @@ def status_of(
     readings: Sequence[Reading],
     metrics: Metrics,
     not_ready: str | None,
-) -> Steps[dict[str, Any]]:
+) -> Generator[None, None, dict[str, Any]]:
     """The data of the status page of a gateway that serves by *config* at *urls*: `listen`, `admin`, the list `grpc`.
 
     *readings* are the last ones of its processes, and *metrics* has their counts. *not_ready* is why clients should not
@@ -104,7 +101,7 @@ def _mean(cells: Cells) -> float | None:
     return total / sum(buckets) if any(buckets) else None
 
 
-def _backends(config: Config, readings: Iterable[Reading], minute: Minute) -> Steps[list[dict[str, Any]]]:
+def _backends(config: Config, readings: Iterable[Reading], minute: Minute) -> _Listed:
     """The backends of *config*, with the states of their endpoints in *readings*."""
     found: dict[str, dict[str, list[EndpointReading]]] = {name: {} for name in config.backends}
     for reading in readings:
@@ -145,7 +142,7 @@ def _endpoint(url: str, readings: Sequence[EndpointReading]) -> dict[str, Any]:
     }
 
 
-def _routes(config: Config, minute: Minute) -> Steps[list[dict[str, Any]]]:
+def _routes(config: Config, minute: Minute) -> _Listed:
     """The routes of *config*; without any, a row for the backend that gets every request."""
     routes = []
     for each in config.routes or [Route(name=name, backend=name) for name in config.backends]:
