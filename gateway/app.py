@@ -252,6 +252,7 @@ class DataPlane:
             if not (self.gateway.in_flight or self.server.n_unfinished_heads() or is_awaited):
                 break
             await asyncio.sleep(min(LOOK_S, left))
+        self.gateway.is_ending = True
         cut_off = self.gateway.in_flight + self.server.n_unfinished_heads()
         if cut_off:
             log.warning("shutdown.grace is over: %d requests in flight are cut off", cut_off)

@@ -39,6 +39,3 @@ class Headers:
     def joined(self, name: str) -> str:
         """All values of the list field *name* (RFC 9110 section 5.3), joined with commas; empty if there is none."""
         return ", ".join(self.all(name))
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.first

@@ -525,9 +525,12 @@ async def test_grace_ends_and_says_what_was_cut_off(tmp_path: Path) -> None:
                 while not liar.connections:
                     await asyncio.sleep(0.01)
                 serve.send_signal(signal.SIGTERM)
-                with pytest.raises(aiohttp.ClientError):
-                    await asked
-            _, errors = await asyncio.wait_for(serve.communicate(), 10)
+                async with await asked as reply:
+                    assert reply.status == 503
+                    assert "within shutdown.grace" in (await reply.json())["error"]
+            printed, errors = await asyncio.wait_for(serve.communicate(), 10)
             assert serve.returncode == 0
+            line = json.loads(printed)
+            assert (line["status"], line["reason"], line["blame"]) == (503, "overloaded", "gateway")
             assert b"1 requests in flight are cut off" in errors
             assert b"Traceback" not in errors

@@ -46,8 +46,7 @@ class Server:
     ) -> None:
         """Must be made on a running event loop.
 
-        *hold_unread* takes the change of how many unread bytes all connections hold beside the reservations of
-        requests.
+        *hold_unread* takes the change of how many unread bytes connections hold beside the reservations of requests.
         """
         self.handler = handler
         self.hold_unread = hold_unread

@@ -53,7 +53,7 @@ class Access:
                 crossing.append(field)
         if name:
             return Headers(crossing), name
-        given = "authorization" in headers or "x-api-key" in headers
+        given = "authorization" in headers.first or "x-api-key" in headers.first
         words = f"{_NEEDED}; the token that was sent is not known" if given else _NEEDED
         raise GatewayError(ErrorKind.DENIED, words, status=401, headers=_CHALLENGE)
 

@@ -26,6 +26,8 @@ from gateway.serving.relaying import relay
 
 _INFER = PathKind.INFER  # looked up once, as `exchange.JSON` is
 
+_CUT_OFF = "the gateway is stopping, and the request did not end within shutdown.grace; the backend may have served it"
+
 log = logging.getLogger("gateway")
 
 
@@ -45,6 +47,8 @@ class Gateway:
         self.clients = Clients()
         self.in_flight = 0
         self.is_draining = False
+        self.is_ending = False
+        """Whether `shutdown.grace` is over, so that requests are cancelled by the gateway and not by their clients."""
         self._record = record
 
     def replace(self, serving: Serving) -> None:
@@ -81,6 +85,8 @@ class Gateway:
             except CodecError as error:  # of the client's bytes; whoever reads a backend's blames the backend
                 await call.reply.error(blamed(error, ErrorKind.MALFORMED_REQUEST))
         except (asyncio.CancelledError, ConnectionError):
+            if self.is_ending:
+                await call.reply.error(GatewayError(ErrorKind.OVERLOADED, _CUT_OFF))
             call.reply.client_left()
             raise
         except Exception as error:

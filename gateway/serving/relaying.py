@@ -79,7 +79,7 @@ def _is_server_metadata(call: Call, answer: Answer) -> bool:
     """Whether *answer* may hold the server's metadata, to which the extension is added (protocol 8)."""
     is_asked = call.match.kind is PathKind.SERVER_METADATA and call.request.method == "GET"
     is_short = (answer.head.length or 0) <= METADATA_BYTES
-    return is_asked and answer.status == 200 and is_short and "content-encoding" not in answer.headers
+    return is_asked and answer.status == 200 and is_short and "content-encoding" not in answer.headers.first
 
 
 async def _advertise(call: Call, answer: Answer) -> None:

@@ -76,12 +76,11 @@ def _bfloat16_is_finite(array: Array) -> Array:
 class Datatype:
     """One row of the table.
 
-    `item_bytes` is the size of one element on the wire, 0 for BYTES. `wire` is the numpy
-    type that views the wire; BF16, which numpy lacks, is viewed as its bits. `widen` gives an
-    array of the same length that orjson prints exactly; `narrow` turns an array of `parsed`
-    (`d` float64, `i` int64, `u` uint64: simdjson's letters) into `wire` and rounds as IEEE 754
-    says; beyond `highest` it becomes infinite, with numpy's warnings. `lowest` and `highest` bound the
-    values, `lowest` that of integers only.
+    `item_bytes` is the size of one element on the wire, 0 for BYTES. `wire` is the numpy type that views the wire;
+    BF16, which numpy lacks, is viewed as its bits. `widen` gives an array of the same length that orjson prints
+    exactly; `narrow` turns an array of `parsed` (`d` float64, `i` int64, `u` uint64: simdjson's letters) into `wire`
+    and rounds as IEEE 754 says; beyond `highest` it becomes infinite, with numpy's warnings. `lowest` and `highest`
+    bound the values, `lowest` that of integers only.
     """
 
     name: str
