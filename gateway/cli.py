@@ -1,7 +1,6 @@
 """The command line: `serve`, `check`, `schema`, `doctor`, `demo`.
 
 Exit codes: 0 success, 1 a failure at run time (such as an address in use), 2 a wrong command or configuration.
-Not here: how the gateway is put together (`app`) and run (`process`).
 """
 
 import argparse

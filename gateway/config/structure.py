@@ -1,7 +1,4 @@
-"""Questions about the types of `schema`: which keys a struct has, what a value may be, in words and as JSON Schema.
-
-Not here: what a file says (`reading`).
-"""
+"""Questions about the types of `schema`: which keys a struct has, what a value may be, in words and as JSON Schema."""
 
 import inspect
 import types

@@ -1,7 +1,4 @@
-"""Prints the doctor's results: findings, the table of what clients can do, and the configuration.
-
-Not here: the questions.
-"""
+"""Prints the doctor's results: findings, the table of what clients can do, and the configuration."""
 
 import json
 import sys

@@ -1,7 +1,4 @@
-"""Explains in words that addresses are taken: which ones, by which processes, and what chooses others.
-
-Not here: listening (`client.listeners`).
-"""
+"""Explains in words that addresses are taken: which ones, by which processes, and what chooses others."""
 
 import errno
 import os

@@ -1,7 +1,4 @@
-"""What a dialect is: everything by which a server that speaks it differs from a server of V2.
-
-Not here: which dialects there are, and sending anything.
-"""
+"""What a dialect is: everything by which a server that speaks it differs from a server of V2."""
 
 from collections.abc import Mapping
 from functools import lru_cache, partial

@@ -1,7 +1,4 @@
-"""One output of an answer in another dialect than V2: what the client is to get of it, and its values so far.
-
-Not here: where an answer has them (`walk`).
-"""
+"""One output of an answer in another dialect than V2: what the client is to get of it, and its values so far."""
 
 from gateway.codec.dialects.description import TensorDescription
 from gateway.codec.inference import label_of, shape_text

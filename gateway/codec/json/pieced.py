@@ -1,7 +1,4 @@
-"""JSON that is made in pieces while it is sent, as often as it is sent, and never held.
-
-Not here: what makes the pieces.
-"""
+"""JSON that is made in pieces while it is sent, as often as it is sent, and never held."""
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator

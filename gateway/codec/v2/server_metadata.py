@@ -1,7 +1,4 @@
-"""The metadata of a server, `GET /v2`, as clients of the gateway get it (protocol section 8).
-
-Not here: the metadata of a model (`raw`).
-"""
+"""The metadata of a server, `GET /v2`, as clients of the gateway get it (protocol section 8)."""
 
 from typing import Any
 

@@ -7,8 +7,9 @@ import random
 import orjson
 import pytest
 
-from gateway.codec.tensors.elements import STEP_ELEMENTS, check_elements
-from gateway.codec.tensors.string_printing import StringForm, string_pieces
+from gateway.codec.tensors.elements import RUN_ELEMENTS, STEP_ELEMENTS, check_elements
+from gateway.codec.tensors.string_printing import StringForm, few_strings, string_pieces
+from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
 from tests.codec.walk import ODD_TEXTS, with_odd_text
 
@@ -64,3 +65,29 @@ def test_elements_that_are_printed_one_by_one_are_few_in_each_step(text: str) ->
         assert len(strings) == n_elements
         assert strings[-1] in (text, base64.b64encode(text.encode()).decode())
         assert max(bytes(piece).count(b'", "') for piece in pieces) <= STEP_ELEMENTS
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_strings_are_printed_like_many_and_faults_are_left_to_the_check(seed: int) -> None:
+    rng = random.Random(seed)
+    texts = ["", "plain", 'a "quote"', "\\ \n \x7f___", "\0", "\u00e4\u20ac\U0001f600", "x" * 300]
+    n_printed = 0
+    for _ in range(2000):
+        n_elements = rng.randrange(RUN_ELEMENTS + 3)
+        blob = bytearray(blob_of([rng.choice(texts).encode() for _ in range(n_elements)]))
+        if blob and rng.random() < 0.5:
+            blob[rng.randrange(len(blob))] ^= 1 << rng.randrange(8)
+        n_elements = max(0, n_elements + rng.choice((0, 0, 0, 1, -1)))
+        view = memoryview(bytes(blob))
+        found = few_strings(view, n_elements)
+        try:
+            for _ in check_elements(view, n_elements, "x", utf8=True):
+                pass
+        except CodecError:
+            assert found is None
+            continue
+        assert (found is not None) == (n_elements <= RUN_ELEMENTS)
+        if found is not None:
+            assert json.loads(found) == json.loads(b"[%b]" % b"".join(string_pieces(view, StringForm.TEXT)))
+            n_printed += 1
+    assert n_printed > 500
