@@ -1,7 +1,4 @@
-"""A request to a backend: its parts, and the writing of its head.
-
-Not here: sending it, and reading the answer (`attempt`).
-"""
+"""A request to a backend: its parts, and the writing of its head."""
 
 import math
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,6 @@
 """The kinds of values that YAML does not have: durations, sizes, addresses, URLs, paths; read from text, and written.
 
 Each is a `str`, `float` or `int` with a meaning of its own, and `str()` of it is text that reads back to the same.
-Not here: which keys have them (`schema`).
 """
 
 import difflib

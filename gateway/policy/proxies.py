@@ -1,7 +1,4 @@
-"""Which peers are trusted to say who the client is, and which client they name (`trusted_proxies`).
-
-Not here: which headers go to backends (`crossing`).
-"""
+"""Which peers are trusted to say who the client is, and which client they name (`trusted_proxies`)."""
 
 import ipaddress
 import re

@@ -1,7 +1,4 @@
-"""The value of `Server-Timing` in a reply (`logging.server_timing`): the request's times until the head is written.
-
-Not here: when it is sent (`client.reply`), and the measured times (`exchange`).
-"""
+"""The value of `Server-Timing` in a reply (`logging.server_timing`): the request's times until the head is written."""
 
 import asyncio
 

@@ -13,7 +13,7 @@ from gateway.codec.json.members import Members, restore_members
 from gateway.codec.json.sinks import pour
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, count_text, element_count
-from gateway.codec.tensors.elements import check_elements, joined_blobs
+from gateway.codec.tensors.elements import check_elements, few_texts, joined_blobs
 from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
@@ -121,7 +121,8 @@ def _check_strings(tensor: Tensor, octets: dict[str, CodecError]) -> Generator[N
     """
     n_elements = element_count(tensor.shape)
     try:
-        yield from check_elements(tensor.blob, n_elements, tensor, utf8=True)
+        if few_texts(tensor.blob, n_elements) is None:
+            yield from check_elements(tensor.blob, n_elements, tensor, utf8=True)
     except CodecError as error:
         yield from check_elements(tensor.blob, n_elements, tensor, utf8=False)
         octets[tensor.name] = error

@@ -15,12 +15,14 @@ Not here: rows of several tensors (`row_printing`), flat data and strings (`numb
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import msgspec
 import numpy as np
 import orjson
 
 from gateway.codec.tensors.datatypes import BYTES, Array, Datatype
+from gateway.codec.tensors.elements import few_texts
 from gateway.codec.tensors.number_printing import PIECE_ELEMENTS, array_text, separator
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.errors import CodecError
@@ -140,21 +142,26 @@ class NestedTensor(msgspec.Struct, frozen=True, gc=False):
     literals: bool = False
     """Whether NaN and infinities are written as such, and not as `null`."""
 
-    def few_numbers(self) -> bytes | None:
+    def few(self) -> bytes | None:
         """Its JSON, if that is made in one call; else None."""
         datatype, shape = self.datatype, self.shape
-        is_few = 0 < len(self.blob) <= FEW_ELEMENTS * datatype.item_bytes and 0 < len(shape) <= FEW_DIMENSIONS
-        if not is_few or self.literals:
+        if self.literals or not self.blob or not 0 < len(shape) <= FEW_DIMENSIONS:
             return None
-        values: Array = np.ndarray(shape, datatype.wire, self.blob)
-        return orjson.dumps(datatype.widen(values), option=_OPTIONS)
+        if datatype.kind is BYTES:
+            items: Any = few_texts(self.blob, prod(shape)) if self.form is StringForm.TEXT else None
+            for size in shape[:0:-1] if items is not None else ():
+                items = [items[start : start + size] for start in range(0, len(items), size)]
+            return None if items is None else orjson.dumps(items)
+        if len(self.blob) > FEW_ELEMENTS * datatype.item_bytes:
+            return None
+        return orjson.dumps(datatype.widen(np.ndarray(shape, datatype.wire, self.blob)), option=_OPTIONS)
 
     def pieces(self) -> Iterable[bytes | bytearray]:
         """Its JSON."""
-        if self.datatype.kind is BYTES:
-            return nested_string_pieces(self.blob, self.shape, self.form)
-        few = self.few_numbers()
+        few = self.few()
         if few is not None:
             return (few,)
+        if self.datatype.kind is BYTES:
+            return nested_string_pieces(self.blob, self.shape, self.form)
         values = self.datatype.view(self.blob)
         return nested_number_pieces(values, self.datatype, self.shape, literals=self.literals)

@@ -27,9 +27,7 @@ Not here: reading them (`string_reading`), and proving that the elements are rig
 """
 
 import binascii
-import struct
 from collections.abc import Iterator
-from contextlib import suppress
 from enum import Enum
 from itertools import chain, groupby, pairwise
 from math import prod
@@ -42,7 +40,6 @@ from gateway.codec.json.pieces import PIECE_BYTES, character_start
 from gateway.codec.tensors.elements import (
     LENGTH,
     PREFIX_BYTES,
-    RUN_ELEMENTS,
     RUN_STEP_ELEMENTS,
     STEP_ELEMENTS,
     WINDOW_BYTES,
@@ -133,23 +130,6 @@ class Separators:
 
 
 _FLAT = {form: Separators((), form) for form in StringForm}
-
-
-def few_strings(blob: memoryview, n_elements: int) -> bytes | None:
-    """The JSON array of the *n_elements*, text, of *blob*; None for many, or where `check_elements` finds a fault.
-
-    Numpy's calls are for many: a small request with ten strings costs 0.83 of what it would cost with them.
-    """
-    texts: list[str] = []
-    window, end = bytes(blob[:WINDOW_BYTES]), 0
-    with suppress(struct.error, UnicodeDecodeError):
-        for _ in range(min(n_elements, RUN_ELEMENTS)):
-            start = end + PREFIX_BYTES
-            end = start + LENGTH.unpack_from(window, end)[0]
-            texts.append(str(window[start:end], "utf-8"))
-        if end == len(blob) and len(texts) == n_elements:
-            return orjson.dumps(texts)
-    return None
 
 
 def string_pieces(blob: memoryview, form: StringForm, shape: tuple[int, ...] = ()) -> Iterator[bytes | bytearray]:

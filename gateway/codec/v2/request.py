@@ -9,6 +9,7 @@ from itertools import chain
 
 import msgspec
 import numpy as np
+import orjson
 from msgspec import Raw
 
 from gateway.codec.inference import (
@@ -25,7 +26,7 @@ from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors import elements, number_printing
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, element_count
-from gateway.codec.tensors.string_printing import StringForm, few_strings, string_pieces
+from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.codec.v2.messages import ABSENT, LATER, LIST_LATER, Entry, Parameters, Request, printed, text_of
 from gateway.codec.v2.request_reading import CHECKED_TENSORS, RequestReading, id_of, read_inputs, select
 from gateway.errors import CodecError
@@ -138,12 +139,12 @@ def _fill_in(
 
     Returns how many NaN and infinities it has. Raises `CodecError` for values that the backend may not get.
     """
-    datatype, text = tensor.datatype, None
+    datatype, texts = tensor.datatype, None
     if datatype.kind is BYTES:
         hint = _choose_form(entry, tensor, request) if policy.bytes is BytesPolicy.BASE64 else elements.BASE64_HINT
         n_elements = element_count(tensor.shape)
-        text = few_strings(tensor.blob, n_elements) if is_small and not tensor.is_base64 else None
-        if text is None:
+        texts = elements.few_texts(tensor.blob, n_elements) if is_small and not tensor.is_base64 else None
+        if texts is None:
             yield from elements.check_elements(tensor.blob, n_elements, tensor, utf8=not tensor.is_base64, hint=hint)
     elif policy.half_precision is _PROMOTE and is_half_precision(datatype):
         entry["datatype"] = Raw(b'"FP32"')
@@ -157,8 +158,10 @@ def _fill_in(
         entry["data"] = Raw(text)
         # NaN and infinities are printed as null if not as literals
         is_checked = is_checked and (literals or text.find(b"n") >= 0)
+    elif texts is not None:
+        entry["data"] = Raw(orjson.dumps(texts))
     else:
-        entry["data"] = Raw(text or b"[%b]" % b"".join(_value_pieces(tensor, policy)))
+        entry["data"] = Raw(b"[%b]" % b"".join(_value_pieces(tensor, policy)))
     return (yield from check_finite(tensor, policy.nonfinite)) if is_checked else 0
 
 

@@ -3,12 +3,15 @@
 import base64
 import json
 import random
+from math import prod
 
 import orjson
 import pytest
 
-from gateway.codec.tensors.elements import RUN_ELEMENTS, STEP_ELEMENTS, check_elements
-from gateway.codec.tensors.string_printing import StringForm, few_strings, string_pieces
+from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.tensors.elements import RUN_ELEMENTS, STEP_ELEMENTS, check_elements, few_texts
+from gateway.codec.tensors.nested_printing import NestedTensor, nested_string_pieces
+from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
 from tests.codec.walk import ODD_TEXTS, with_odd_text
@@ -68,7 +71,7 @@ def test_elements_that_are_printed_one_by_one_are_few_in_each_step(text: str) ->
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_few_strings_are_printed_like_many_and_faults_are_left_to_the_check(seed: int) -> None:
+def test_few_texts_are_those_that_are_printed_and_faults_are_left_to_the_check(seed: int) -> None:
     rng = random.Random(seed)
     texts = ["", "plain", 'a "quote"', "\\ \n \x7f___", "\0", "\u00e4\u20ac\U0001f600", "x" * 300]
     n_printed = 0
@@ -79,7 +82,7 @@ def test_few_strings_are_printed_like_many_and_faults_are_left_to_the_check(seed
             blob[rng.randrange(len(blob))] ^= 1 << rng.randrange(8)
         n_elements = max(0, n_elements + rng.choice((0, 0, 0, 1, -1)))
         view = memoryview(bytes(blob))
-        found = few_strings(view, n_elements)
+        found = few_texts(view, n_elements)
         try:
             for _ in check_elements(view, n_elements, "x", utf8=True):
                 pass
@@ -88,6 +91,18 @@ def test_few_strings_are_printed_like_many_and_faults_are_left_to_the_check(seed
             continue
         assert (found is not None) == (n_elements <= RUN_ELEMENTS)
         if found is not None:
-            assert json.loads(found) == json.loads(b"[%b]" % b"".join(string_pieces(view, StringForm.TEXT)))
+            assert found == json.loads(b"[%b]" % b"".join(string_pieces(view, StringForm.TEXT)))
             n_printed += 1
     assert n_printed > 500
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 1), (2, 3, 4), (1, 1, 1), (RUN_ELEMENTS, 1), (RUN_ELEMENTS, 2)])
+def test_few_texts_are_nested_like_many(shape: tuple[int, ...]) -> None:
+    texts = [f'text "{number}"' for number in range(prod(shape))]
+    blob = memoryview(blob_of(texts))
+    few = NestedTensor(blob, DATATYPES["BYTES"], shape).few()
+    assert (few is not None) == (len(texts) <= RUN_ELEMENTS)
+    many = b"".join(nested_string_pieces(blob, shape, StringForm.TEXT))
+    assert json.loads(b"".join(NestedTensor(blob, DATATYPES["BYTES"], shape).pieces())) == json.loads(many)
+    in_base64 = NestedTensor(blob, DATATYPES["BYTES"], shape, StringForm.BASE64)
+    assert in_base64.few() is None
