@@ -191,6 +191,8 @@ def _tied(values: Array, magnitudes: Array, datatype: Datatype) -> Array:
         return tied
     # below the smallest normal number all neighbours have the same distance
     small = np.flatnonzero((magnitudes < datatype.smallest_normal) & (magnitudes > 0))
+    if not len(small):
+        return tied
     steps = magnitudes[small] / datatype.smallest
     return np.union1d(tied, small[steps - np.floor(steps) == 0.5])
 
@@ -273,11 +275,10 @@ def read_few(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
         return None
     if datatype.kind is not FLOAT:
         return blob
-    stored = layout.unpack(blob)
-    if stored != numbers and _may_have_ties(numbers):
+    if _may_have_ties(numbers):
         # a number that the datatype has, such as 0 or 0.5, is no tie, though its low bytes are zero
-        rounded = [number for number, kept in zip(numbers, stored, strict=True) if number != kept]
-        if _may_have_ties(rounded):
+        rounded = [number for number, kept in zip(numbers, layout.unpack(blob), strict=True) if number != kept]
+        if rounded and _may_have_ties(rounded):
             return None
     # -0 has been read as 0, without its sign
     return None if _MINUS in text and blob.find(bytes(datatype.item_bytes)) >= 0 else blob
