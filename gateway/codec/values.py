@@ -32,16 +32,16 @@ class Value(msgspec.Struct, frozen=True, gc=False):
         return sum(map(len, self.blobs))
 
 
-def shaped_value(text: bytes, datatype: Datatype, shape: tuple[int, ...]) -> Value | None:
-    """The value of *shape* that *text* is, nested or flat; None for one that a sink has to look at."""
+def shaped_blob(text: bytes, datatype: Datatype, shape: tuple[int, ...]) -> memoryview | None:
+    """The value of *shape* that *text* is, nested or flat, on the wire; None for one that a sink has to look at."""
     if text[:1] != b"[":
         return None
     n_elements = math.prod(shape)
     if datatype.kind is BYTES or text.find(b"[", 1) > 0:
         value = short_value(text, datatype)
-        return value if value is not None and value.shape in (shape, (n_elements,)) else None
+        return value.blobs[0] if value is not None and value.shape in (shape, (n_elements,)) else None
     blob = read_few(text, datatype, n_elements) or read_flat(text, datatype, n_elements)
-    return Value(shape, [memoryview(blob)]) if blob else None
+    return memoryview(blob) if blob else None
 
 
 def short_value(text: bytes, datatype: Datatype) -> Value | None:

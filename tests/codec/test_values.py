@@ -10,7 +10,7 @@ from gateway.codec.dialects.output import Output
 from gateway.codec.json.arriving import ArrivingText
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.tensors.number_parsing import read_few
-from gateway.codec.values import SHORT_BYTES, shaped_value, short_value
+from gateway.codec.values import SHORT_BYTES, shaped_blob, short_value
 from gateway.errors import CodecError
 from tests.codec.test_properties import PROFILE
 
@@ -50,17 +50,17 @@ def test_short_values_of_every_datatype_are_read_in_a_few_calls(datatype: str) -
 
 def test_value_of_a_shape_may_be_nested_like_it_or_flat() -> None:
     for text in (b"[1,2,3,4]", b"[[1,2],[3,4]]", b"[ [1, 2], [3, 4]]"):
-        value = shaped_value(text, DATATYPES["INT8"], (2, 2))
-        assert value is not None and bytes(value.blobs[0]) == b"\1\2\3\4"
+        blob = shaped_blob(text, DATATYPES["INT8"], (2, 2))
+        assert blob is not None and bytes(blob) == b"\1\2\3\4"
     for text in (b"[[1,2,3,4]]", b"[[1],[2],[3],[4]]", b"[[1,2],[3]]", b"[1,2,3]", b"4", b"{}", b'"x"', b"null"):
-        assert shaped_value(text, DATATYPES["INT8"], (2, 2)) is None
+        assert shaped_blob(text, DATATYPES["INT8"], (2, 2)) is None
 
 
 def test_only_flat_numbers_are_read_at_any_length() -> None:
     count = SHORT_BYTES
-    assert shaped_value(b"[%b1]" % (b"1," * (count - 1)), DATATYPES["UINT8"], (count,)) is not None
-    assert shaped_value(b"[[%b1]]" % (b"1," * (count - 1)), DATATYPES["UINT8"], (1, count)) is None
-    assert shaped_value(b'["%b"]' % (b"x" * count), DATATYPES["BYTES"], (1,)) is None
+    assert shaped_blob(b"[%b1]" % (b"1," * (count - 1)), DATATYPES["UINT8"], (count,)) is not None
+    assert shaped_blob(b"[[%b1]]" % (b"1," * (count - 1)), DATATYPES["UINT8"], (1, count)) is None
+    assert shaped_blob(b'["%b"]' % (b"x" * count), DATATYPES["BYTES"], (1,)) is None
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "FP32"])

@@ -39,7 +39,7 @@ from gateway.codec.v2.messages import (
     text_of,
 )
 from gateway.codec.v2.reply import Reply, ReplyOutput, long_pieces
-from gateway.codec.values import shaped_value
+from gateway.codec.values import shaped_blob
 from gateway.errors import CodecError, ForeignAnswerError
 
 _LATER = Raw(LATER)
@@ -232,8 +232,8 @@ class InferAnswer(msgspec.Struct, eq=False):
         data = entry.pop("data")
         if isinstance(data, Raw):
             text = restore_literals(bytes(data))
-            value = shaped_value(text, datatype, shape)
-            blobs = value.blobs if value is not None else (yield from self._poured((text,), _sink_for(form)))
+            blob = shaped_blob(text, datatype, shape)
+            blobs = [blob] if blob is not None else (yield from self._poured((text,), _sink_for(form)))
             self._header_bytes += sum(map(len, blobs))
         elif data.form is None:
             # its text was kept, because its datatype and shape were not known
