@@ -72,7 +72,6 @@ _LOW_BYTES_OF_TIE = b"\0\0\0"
 """A float64 between two neighbours of FP32 has at most 25 significant bits, also below the smallest normal number. So
 the low 28 of its 52 are zero, and of FP16 and BF16 more."""
 _BESIDE_LETTERS = b"[]rueals," + SPACE
-_NO_INDEX = np.empty(0, np.int64)
 _NONFINITE = {None: math.nan, "NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -185,12 +184,11 @@ def _tied(values: Array, magnitudes: Array, datatype: Datatype) -> Array:
 
     Some may be named that do not.
     """
-    ties = (values.view(_BITS) & datatype.dropped_bits) == datatype.tie
-    tied = np.flatnonzero(ties) if np.count_nonzero(ties) else _NO_INDEX
+    tied: Array = ((values.view(_BITS) & datatype.dropped_bits) == datatype.tie).nonzero()[0]
     if magnitudes[magnitudes.argmin()] >= datatype.smallest_normal:
         return tied
     # below the smallest normal number all neighbours have the same distance
-    small = np.flatnonzero((magnitudes < datatype.smallest_normal) & (magnitudes > 0))
+    small = ((magnitudes < datatype.smallest_normal) & (magnitudes > 0)).nonzero()[0]
     if not len(small):
         return tied
     steps = magnitudes[small] / datatype.smallest
