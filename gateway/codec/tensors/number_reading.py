@@ -131,22 +131,9 @@ class NumberSink(Prover):
                 return 0
         before = layout.depth
         text = completed(memoryview(buffer)[:end], before, depth)
-        if not self._take_parsed(text, depth):
-            return 0
-        check_cut(text, before, before + end, continues=before > 0, goes_on=depth > 0)
-        self._window_bytes = min(most_bytes(), 2 * self._window_bytes)
-        self._open = bytearray(b"[" * depth)
-        if depth:
-            return end + 1
-        self._finish_data()
-        return end
-
-    def _take_parsed(self, text: bytes, depth: int) -> bool:
-        """Store the numbers of *text*, which leaves *depth* lists open; False if it cannot be parsed."""
-        layout = self._layout
         parsed = parse(text, self._datatype)
         if parsed is None:
-            return False
+            return 0
         values, lists = parsed
         lengths: list[list[int]] | None
         if layout.rank == 1:
@@ -156,10 +143,16 @@ class NumberSink(Prover):
         else:
             lengths = layout.lengths_in(lists, text)
         if lengths is None:
-            return False
+            return 0
         self._append(values, text)
         layout.take(lengths, len(values), depth)
-        return True
+        check_cut(text, before, before + end, continues=before > 0, goes_on=depth > 0)
+        self._window_bytes = min(most_bytes(), 2 * self._window_bytes)
+        self._open = bytearray(b"[" * depth)
+        if depth:
+            return end + 1
+        self._finish_data()
+        return end
 
     def _judge(self, text: bytes, opened: bytes | bytearray) -> None:
         """See `Prover`: each value may have to be looked at, and lists may be nested in any way."""
@@ -207,11 +200,11 @@ def _end_of_numbers(buffer: bytearray, window: int) -> int:
 
 def _may_be_end(buffer: bytearray, end: int) -> bool:
     """Whether the data may end before *end*, where no more has arrived: it would end there, but for blanks."""
-    tail = bytes(memoryview(buffer)[max(end - _TAIL_BYTES, 0) : end]).rstrip(SPACE)
+    tail = buffer[max(end - _TAIL_BYTES, 0) : end].rstrip(SPACE)
     return not tail or tail.endswith(b"]")
 
 
 def _closing(text: bytearray, end: int) -> int:
     """How many closing brackets, with blanks among them, text[:end] ends with."""
-    tail = bytes(memoryview(text)[max(end - _TAIL_BYTES, 0) : end])
+    tail = text[max(end - _TAIL_BYTES, 0) : end]
     return tail[len(tail.rstrip(b"]" + SPACE)) :].count(b"]")
