@@ -28,6 +28,7 @@ from gateway.codec.v2.request_reading import (
     reserve_nothing,
     select,
 )
+from gateway.codec.values import SHORT_BYTES, shaped_blob
 from gateway.errors import CodecError
 
 _LACKING = ("shared_memory_region", "classification")
@@ -133,6 +134,10 @@ def _read(tensor: Tensor, reserve: Reserve, *, is_base64: bool) -> Generator[Non
     n_elements, data = element_count(tensor.shape), tensor.blob
     if n_elements * 2 - 1 > len(data):  # every element takes a digit and a comma, or two quotes and a comma
         raise CodecError(f"{tensor}: expected {count_text(n_elements)} elements, got {len(data)} bytes of JSON")
+    is_short = len(data) <= SHORT_BYTES and not is_base64
+    if is_short and (blob := shaped_blob(bytes(data), tensor.datatype, tensor.shape)) is not None:
+        reserve(len(blob))
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, blob)
     sink: NumberSink | BytesSink
     if tensor.datatype.kind is BYTES:
         reserve(len(data) + 2 * n_elements)  # a length is two bytes longer than quotes

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.codec.tensors.datatypes import DATATYPES
-from gateway.codec.tensors.elements import RUN_ELEMENTS, STEP_ELEMENTS, check_elements, few_texts
+from gateway.codec.tensors.elements import FEW_TEXTS, STEP_ELEMENTS, check_elements, few_texts
 from gateway.codec.tensors.nested_printing import NestedTensor, nested_string_pieces
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.errors import CodecError
@@ -76,7 +76,7 @@ def test_few_texts_are_those_that_are_printed_and_faults_are_left_to_the_check(s
     texts = ["", "plain", 'a "quote"', "\\ \n \x7f___", "\0", "\u00e4\u20ac\U0001f600", "x" * 300]
     n_printed = 0
     for _ in range(2000):
-        n_elements = rng.randrange(RUN_ELEMENTS + 3)
+        n_elements = rng.choice((rng.randrange(9), FEW_TEXTS - 1, FEW_TEXTS, FEW_TEXTS + 1))
         blob = bytearray(blob_of([rng.choice(texts).encode() for _ in range(n_elements)]))
         if blob and rng.random() < 0.5:
             blob[rng.randrange(len(blob))] ^= 1 << rng.randrange(8)
@@ -89,19 +89,19 @@ def test_few_texts_are_those_that_are_printed_and_faults_are_left_to_the_check(s
         except CodecError:
             assert found is None
             continue
-        assert (found is not None) == (n_elements <= RUN_ELEMENTS)
+        assert (found is not None) == (n_elements <= FEW_TEXTS)
         if found is not None:
             assert found == json.loads(b"[%b]" % b"".join(string_pieces(view, StringForm.TEXT)))
             n_printed += 1
     assert n_printed > 500
 
 
-@pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 1), (2, 3, 4), (1, 1, 1), (RUN_ELEMENTS, 1), (RUN_ELEMENTS, 2)])
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 1), (2, 3, 4), (1, 1, 1), (FEW_TEXTS, 1), (FEW_TEXTS, 2)])
 def test_few_texts_are_nested_like_many(shape: tuple[int, ...]) -> None:
     texts = [f'text "{number}"' for number in range(prod(shape))]
     blob = memoryview(blob_of(texts))
     few = NestedTensor(blob, DATATYPES["BYTES"], shape).few()
-    assert (few is not None) == (len(texts) <= RUN_ELEMENTS)
+    assert (few is not None) == (len(texts) <= FEW_TEXTS)
     many = b"".join(nested_string_pieces(blob, shape, StringForm.TEXT))
     assert json.loads(b"".join(NestedTensor(blob, DATATYPES["BYTES"], shape).pieces())) == json.loads(many)
     in_base64 = NestedTensor(blob, DATATYPES["BYTES"], shape, StringForm.BASE64)
