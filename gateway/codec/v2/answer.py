@@ -185,7 +185,8 @@ class InferAnswer(msgspec.Struct, eq=False):
             return None
         if len(text) > RUN_BYTES:  # long data may stand in it
             n_outputs = len(answer["outputs"])
-            if b"\\u00" in text or any(text.count(word) != n_outputs for word in _SAID_BEFORE_DATA):
+            strings = text[: text.rfind(b'"') + 1]  # no member's name stands behind the last quote
+            if b"\\u00" in strings or any(strings.count(word) != n_outputs for word in _SAID_BEFORE_DATA):
                 return None
         self._header_bytes = len(text)
         return answer
