@@ -106,7 +106,8 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     else:
         report.heading("A configuration for it")
         report.block(file)
-    return WORKS if report.works_as_it_is else WORKS_WITH
+    works_as_it_is = report.infers and not report.has_problem and report.settings.keys() <= {"health"}
+    return WORKS if works_as_it_is else WORKS_WITH
 
 
 def _meant_by(url: str) -> tuple[str, str]:

@@ -75,11 +75,6 @@ class Report:
         """Print *text* as it is, indented."""
         print(textwrap.indent(text.rstrip("\n"), indent), file=self.out, flush=True)
 
-    @property
-    def works_as_it_is(self) -> bool:
-        """Whether an inference has crossed the gateway, and no problem was found nor a key that clients would miss."""
-        return self.infers and not self.has_problem and self.settings.keys() <= {"health"}
-
     def _print(self, begin: str, words: str) -> None:
         """Print *words* behind *begin*, wrapped."""
         hang = " " * len(begin)
