@@ -74,15 +74,6 @@ def test_a_misspelt_command_is_guessed(run_here: Callable[..., tuple[int, str, s
     assert "did you mean" not in run_here("zzz")[2]
 
 
-@pytest.mark.parametrize("arguments", [[], ["gateway.yaml"], ["http://127.0.0.1:8000"], ["--confg", "gateway.yaml"]])
-def test_serve_without_its_option_says_which_there_are(
-    run_here: Callable[..., tuple[int, str, str]], arguments: list[str]
-) -> None:
-    code, _, complaint = run_here("serve", *arguments)
-    assert code == 2
-    assert complaint.endswith(": say what to serve, by `--config FILE` or `--backend URL`\n")
-
-
 def test_check_takes_several_files(tmp_path: Path, run_here: Callable[..., tuple[int, str, str]]) -> None:
     good, bad, other = (tmp_path / name for name in ("good.yaml", "bad.yaml", "other.yaml"))
     good.write_text("backends: {a: {endpoints: ['http://x:1']}}\n")

@@ -34,8 +34,8 @@ def test_the_command_alone_prints_the_help_with_examples() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["serve"], "one of the arguments --config --backend is required"),
-        (["serve", "gateway.yaml"], "one of the arguments --config --backend is required"),
+        (["serve"], "say what to serve, by `--config FILE` or `--backend URL`"),
+        (["serve", "gateway.yaml"], "say what to serve, by `--config FILE` or `--backend URL`"),
         (["serve", "--config", "a.yaml", "--backend", "http://x"], "--backend: not allowed with argument --config"),
         (["serve", "--backend", "http://x", "--watch"], "--watch goes with --config"),
         (["serve", "--config", "a.yaml", "--listen", "127.0.0.1:1"], "with --config set them in the file"),

@@ -10,6 +10,7 @@ import gc
 import io
 import itertools
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -883,11 +884,11 @@ async def test_statistics_of_all_models_are_no_model_called_stats() -> None:
 
 @pytest.mark.parametrize("settings", [TENSORFLOW, MLFLOW], ids=["tensorflow", "mlflow"])
 async def test_a_server_that_is_not_there_is_neither_alive_nor_ready(settings: str) -> None:
-    async with before(Scripted(), settings) as stage:
-        url = stage.backend.url
-    async with running(url, backend=settings) as client:
-        for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"):
-            assert (await client.request("GET", path)).status == 503
+    with socket.socket() as bound:  # so that no other server gets the port
+        bound.bind(("127.0.0.1", 0))
+        async with running(f"http://127.0.0.1:{bound.getsockname()[1]}", backend=settings) as client:
+            for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"):
+                assert (await client.request("GET", path)).status == 503
 
 
 @pytest.mark.parametrize(
