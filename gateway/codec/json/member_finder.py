@@ -46,6 +46,7 @@ class MemberFinder:
         self._key = b'"%b"' % key.encode() if key else b""
         self._least_depth = 1 if key else 0  # deeper, no member is looked for
         self._inside_string = False
+        self._awaits_colon = False  # behind a string that is the key if a colon follows
 
     def step(self, buffer: bytearray) -> int:
         """Walk through the front of *buffer*: how many bytes are finished with, 0 if more must arrive first.
@@ -58,6 +59,12 @@ class MemberFinder:
             end, is_closed = skip_inside_string(buffer)
             self._inside_string = not is_closed
             return end
+        if self._awaits_colon:
+            first = NOT_SPACE.search(buffer, 0, limit)
+            self._awaits_colon = first is None
+            self.found = first is not None and first[0] == b":"
+            if first is None or self.found:
+                return first.end() if first is not None else limit
         if self.depth > self._least_depth and (end := self._skip_inside(buffer, limit)):
             return end
         return self._walk(buffer, limit)
@@ -93,9 +100,7 @@ class MemberFinder:
             elif kind == _OPENED_STRING:
                 return self._begin_string(token.start(), len(buffer))
             elif self.depth == 1 and is_key(token[0], self._key):
-                if kind == _LAST_STRING and (token.start() or limit < WALK_BYTES):
-                    return token.start()  # a colon may follow
-                self.found = kind == _KEY
+                self._awaits_colon, self.found = kind == _LAST_STRING, kind == _KEY
             if self.found or (kind == _CLOSE and not self.depth):
                 return token.end()
         return limit

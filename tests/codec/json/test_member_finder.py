@@ -23,6 +23,7 @@ def replaced(text: bytes, cuts: list[int]) -> bytes:
 
 
 LONG = "a" * 40_000
+BLANKS = " \t\r\n" * 10_000
 CASES = [
     ('{"model_name":"m"}', f'{{"model_name":{NAME}}}'),
     (
@@ -38,6 +39,8 @@ CASES = [
     (f'{{"{LONG}":1,"model_name":"m"}}', f'{{"{LONG}":1,"model_name":{NAME}}}'),
     ('data: {"model_name":"m","t":"a"}\n\ndata: {"model_name":"m"}\n\n', None),
     ('{"model_name":"\\\\"}', f'{{"model_name":{NAME}}}'),
+    (f'{{"model_name"{BLANKS}:{BLANKS}"m"}}', f'{{"model_name"{BLANKS}:{BLANKS}{NAME}}}'),
+    (f'{{{BLANKS}"a":["model_name"{BLANKS},"m"],"model_name":"m"}}', None),
 ]
 
 
