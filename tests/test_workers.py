@@ -287,6 +287,30 @@ async def test_a_worker_that_sends_what_cannot_be_read_is_killed_and_named(caplo
     assert message.startswith(f"worker {process.pid} has sent an invalid message: ")
 
 
+@pytest.mark.parametrize("told_first", [True, False])
+async def test_a_worker_that_drains_is_not_killed_because_it_takes_no_configuration(told_first: bool) -> None:
+    """It has read the end of its messages, and still has requests."""
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    own, its = socket.socketpair()
+    worker = _WorkerProcess(process, await Channel.over(own), lambda batch: True)
+    share = parse("backends: {a: {endpoints: ['http://127.0.0.1:1']}}")
+    with its:
+        if told_first:
+            worker.drain()
+            assert await worker.serve(share, 60) is None
+        else:
+            served = asyncio.create_task(worker.serve(share, 0.2))
+            await asyncio.sleep(0)
+            worker.drain()
+            assert await served is None
+        worker.give_up()
+        await asyncio.sleep(0.2)
+        assert process.returncode is None
+        worker.kill()
+        assert await process.wait() == -signal.SIGKILL
+    assert await worker.ended() == -signal.SIGKILL
+
+
 async def test_killing_a_worker_leaves_its_exit_code_to_whoever_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """`Popen.send_signal` looks first whether the process has ended, and takes the code of one that just has."""
     process = await asyncio.create_subprocess_exec("sleep", "60")

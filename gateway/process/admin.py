@@ -1,7 +1,4 @@
-"""The admin listener: the status page, metrics, liveness, readiness, the effective configuration.
-
-Not here: the data of the status page (`status`).
-"""
+"""The admin listener: the status page, metrics, liveness, readiness, the effective configuration."""
 
 import asyncio
 import logging

@@ -1,7 +1,4 @@
-"""A gateway as its operators see it, which serves clients in its own process.
-
-Not here: several processes (`supervisor`, `worker`).
-"""
+"""A gateway as its operators see it, which serves clients in its own process."""
 
 from collections.abc import Generator, Iterator
 from contextlib import AsyncExitStack

@@ -62,6 +62,7 @@ class _WorkerProcess:
         self._channel = channel
         self._count = count
         self._answers: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._is_draining = False
         self.reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
@@ -84,21 +85,29 @@ class _WorkerProcess:
 
     def drain(self) -> None:
         """Tell the worker to finish its requests and to end, without waiting."""
+        self._is_draining = True
         self._channel.writer.write_eof()
 
     async def serve(self, share: Config, timeout_s: float) -> Done | None:
-        """Let the worker serve by *share*; its answer. If none comes within *timeout_s*, it is killed; then None."""
+        """Let the worker serve by *share*; its answer. If none comes within *timeout_s*, it is given up; then None."""
+        if self._is_draining:
+            return None
         self._channel.send(Serve(msgspec.Raw(encode(share))))
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._answers.get()
         except TimeoutError:
-            log.error("worker %d has not answered within %g s; it is killed", self.pid, timeout_s)
+            log.error("worker %d has not answered within %g s", self.pid, timeout_s)
             answer = None
         if isinstance(answer, Done):
             return answer
-        self.kill()
+        self.give_up()
         return None
+
+    def give_up(self) -> None:
+        """Kill the worker, unless it was told to drain: then it ends by itself, when its requests have ended."""
+        if not self._is_draining:
+            self.kill()
 
     def kill(self) -> None:
         """Kill the worker at once."""
@@ -177,7 +186,7 @@ class Supervisor(Application):
                     if self.config is not config and not self._is_draining:
                         await self._bring([worker], self.config)
                 except ConfigError:
-                    worker.kill()
+                    worker.give_up()
         if not worker.is_listening:
             self._workers.pop(worker.pid, None)
             worker.kill()
@@ -208,7 +217,7 @@ class Supervisor(Application):
             answers = await asyncio.gather(*(worker.serve(share, RELOAD_S) for worker in taken))
             for worker, answer in zip(taken, answers, strict=True):
                 if answer != Done():  # its files cannot be read again: it must not serve by what others refuse
-                    worker.kill()
+                    worker.give_up()
             raise ConfigError(errors[0] if errors else "no worker took the reload in time")
         self.config = config
         change_logging(config.logging.level, config.logging.format)

@@ -7,8 +7,6 @@ reads an object, and calls another one for a value in it.
 The members of an object, and the items of an array, are mostly short. Short ones are parsed together, in runs of whole
 members or items. A long one is read by itself: a member's name first, then the value, piece by piece, by the
 function that the caller gives. What counts as long depends on the text alone, never on where the chunks were cut.
-
-Not here: what any value means.
 """
 
 import re
