@@ -114,9 +114,9 @@ def check_elements(
 
 
 def few_texts(blob: memoryview, n_elements: int) -> list[str] | None:
-    """The *n_elements* of *blob* as text; None for more than `FEW_TEXTS`, or where `check_elements` finds a fault."""
+    """The *n_elements* of *blob* as text; None for many, for long ones, and where `check_elements` finds a fault."""
     texts: list[str] = []
-    window, end = bytes(blob[:WINDOW_BYTES]), 0
+    window, end = bytes(blob[:PIECE_BYTES]), 0
     with suppress(struct.error, UnicodeDecodeError):
         for _ in range(min(n_elements, FEW_TEXTS)):
             start = end + PREFIX_BYTES

@@ -8,6 +8,7 @@ from math import prod
 import orjson
 import pytest
 
+from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.tensors.elements import FEW_TEXTS, STEP_ELEMENTS, check_elements, few_texts
 from gateway.codec.tensors.nested_printing import NestedTensor, nested_string_pieces
@@ -104,5 +105,7 @@ def test_few_texts_are_nested_like_many(shape: tuple[int, ...]) -> None:
     assert (few is not None) == (len(texts) <= FEW_TEXTS)
     many = b"".join(nested_string_pieces(blob, shape, StringForm.TEXT))
     assert json.loads(b"".join(NestedTensor(blob, DATATYPES["BYTES"], shape).pieces())) == json.loads(many)
+    long = memoryview(blob_of(["x" * PIECE_BYTES]))
+    assert few_texts(long, 1) is None  # it would be printed in one step
     in_base64 = NestedTensor(blob, DATATYPES["BYTES"], shape, StringForm.BASE64)
     assert in_base64.few() is None
