@@ -3,7 +3,6 @@
 A request's tensors become the JSON header and the blobs that a client of HTTP would have sent, so that one codec
 proves and converts both (docs/protocol.md, section 12); its reply becomes a `ModelInferResponse`. Raw contents are
 views of the message: protobuf never sees them, nor long typed ones as a whole; the buffers of a reply are never joined.
-Not here: how messages come and go (`call`).
 """
 
 import math

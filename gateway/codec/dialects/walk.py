@@ -7,7 +7,6 @@ for a piece of its own for each of them would hold more text than the tensors.
 
 What is on no path is passed over; of the members beside the outputs those that say an error are kept. Of two members
 with one name the last wins (protocol 1.6): whenever a value on a path begins, all that stood there before is forgotten.
-Not here: what paths are (`paths`), what an output is made of (`output`), and the reply (`answer`).
 """
 
 import re

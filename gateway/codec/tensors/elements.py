@@ -115,14 +115,16 @@ def check_elements(
 
 def few_texts(blob: memoryview, n_elements: int) -> list[str] | None:
     """The *n_elements* of *blob* as text; None for many, for long ones, and where `check_elements` finds a fault."""
+    if n_elements > FEW_TEXTS or len(blob) > PIECE_BYTES:
+        return None
     texts: list[str] = []
-    window, end = bytes(blob[:PIECE_BYTES]), 0
+    window, end = bytes(blob), 0
     with suppress(struct.error, UnicodeDecodeError):
-        for _ in range(min(n_elements, FEW_TEXTS)):
+        for _ in range(n_elements):
             start = end + PREFIX_BYTES
             end = start + LENGTH.unpack_from(window, end)[0]
             texts.append(str(window[start:end], "utf-8"))
-        if end == len(blob) and len(texts) == n_elements:
+        if end == len(window):
             return texts
     return None
 

@@ -105,7 +105,15 @@ def test_few_texts_are_nested_like_many(shape: tuple[int, ...]) -> None:
     assert (few is not None) == (len(texts) <= FEW_TEXTS)
     many = b"".join(nested_string_pieces(blob, shape, StringForm.TEXT))
     assert json.loads(b"".join(NestedTensor(blob, DATATYPES["BYTES"], shape).pieces())) == json.loads(many)
-    long = memoryview(blob_of(["x" * PIECE_BYTES]))
-    assert few_texts(long, 1) is None  # it would be printed in one step
     in_base64 = NestedTensor(blob, DATATYPES["BYTES"], shape, StringForm.BASE64)
     assert in_base64.few() is None
+
+
+@pytest.mark.parametrize("n_bytes", [PIECE_BYTES - 5, PIECE_BYTES - 4, PIECE_BYTES - 3, PIECE_BYTES, 5 * PIECE_BYTES])
+def test_a_long_text_is_printed_whole_and_in_pieces(n_bytes: int) -> None:
+    text = "".join(random.Random(n_bytes).choices('abc"\\', k=n_bytes))
+    blob = memoryview(blob_of([text]))
+    assert few_texts(blob, 1) == ([text] if len(blob) <= PIECE_BYTES else None)
+    pieces = list(NestedTensor(blob, DATATYPES["BYTES"], (1, 1)).pieces())
+    assert json.loads(b"".join(pieces)) == [[text]]
+    assert max(map(len, pieces)) <= 2 * PIECE_BYTES
