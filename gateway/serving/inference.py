@@ -89,7 +89,7 @@ async def _streamed_json(call: Call, written: InferRequest | WrittenRequest) -> 
     length = None
     if call.backend.settings.framing == "content-length":
         # The length is only known by making the JSON; it is made again while it is sent, and never held.
-        length = await pacer.run(written.json_bytes())
+        length = await call.within_total(pacer.run(written.json_bytes()))
 
     async def pieces() -> Pieces:
         made = written.json_pieces()

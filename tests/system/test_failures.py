@@ -13,7 +13,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from tests.conftest import Connection, lying, running, tensor
+from tests.conftest import Connection, JsonServer, lying, running, tensor
 from tests.failures.endpoint import Fault
 from tests.failures.load import Outcome
 from tests.failures.scenarios import IN_CI, TABLE_HEAD, Result, Scenario, measure
@@ -88,6 +88,15 @@ async def test_a_backend_whose_answer_comes_for_longer_than_total_is_blamed_for_
     async with lying(flood) as liar, running(liar.url, backend="timeouts: {total: 300ms}") as client:
         replies = [await client.infer_binary(header, array.tobytes()) for _ in range(5)]
     assert [(reply.status, "timeouts.total" in reply.error) for reply in replies] == [(504, True)] * 5
+
+
+async def test_making_json_to_learn_its_length_counts_in_the_time_of_the_request(server: JsonServer) -> None:
+    array = np.full(3_000_000, 0.1, np.float32)  # a tenth of a second's work, and more
+    header = {"inputs": [tensor("x", array, "FP32")], "parameters": {"binary_data_output": True}}
+    backend = "framing: content-length\ntimeouts: {total: 30ms}"
+    async with running(server.url, backend=backend) as client:
+        reply = await client.infer_binary(header, array.tobytes())
+    assert (reply.status, "timeouts.total" in reply.error, server.inferences) == (504, True, 0)
 
 
 def outcome(what: str, seconds: float = 0.1) -> Outcome:

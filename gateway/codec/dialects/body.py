@@ -289,6 +289,6 @@ def _same_rows(inputs: Sequence[Tensor]) -> int:
         if tensor.shape[0] != inputs[0].shape[0]:
             first = f"{inputs[0].shape[0]} rows, as {label_of('input', inputs[0].name)} has"
             raise CodecError(f"{tensor}: expected {first}: this backend gets rows of all inputs together")
-        if not tensor.shape[0]:  # no rows say nothing of their shape
-            check_nestable(tensor.shape, tensor)
+        if 0 in tensor.shape:  # no rows say nothing of their shape, and empty ones may be any number
+            check_nestable(tensor.shape if not tensor.shape[0] else (tensor.shape[0], 0), tensor)
     return inputs[0].shape[0]

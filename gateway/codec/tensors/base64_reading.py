@@ -7,6 +7,9 @@ from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.elements import PREFIX_BYTES
 from gateway.errors import CodecError
 
+ELEMENT_COST = 256
+"""What an element costs beside its text, in bytes of it."""
+
 
 def octets_of(text: bytes | memoryview, index: int, *, goes_on: bool = False) -> bytes:
     """The octets of base64 *text*, all of an element or whole groups of it; *index* names it in the `CodecError`."""
@@ -67,7 +70,7 @@ def _decoded_elements(
         size = len(decoded) - length_at - PREFIX_BYTES
         decoded[length_at : length_at + PREFIX_BYTES] = size.to_bytes(PREFIX_BYTES, "little")
         index += 1
-        worked += 64  # what an element costs by itself, in bytes
+        worked += ELEMENT_COST
         if worked > PIECE_BYTES:
             worked = 0
             yield

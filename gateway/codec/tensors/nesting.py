@@ -40,6 +40,13 @@ def blanks_before_array(buffer: bytearray, window: int) -> int:
     return first.start()
 
 
+def n_opened(text: bytes | bytearray) -> int:
+    """How many lists *text* begins with."""
+    opening = _OPENING.match(text)
+    assert opening is not None  # it matches anything
+    return opening[0].count(b"[")
+
+
 def occurrences(text: bytes | bytearray, character: bytes) -> int:
     """How often *text* has *character*. `bytes.count` takes ten times as long."""
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(character)))
@@ -126,9 +133,7 @@ class Layout:
 
     def begin(self, text: bytes | bytearray) -> None:
         """The data begins with *text*, whose first brackets say how deep it is nested."""
-        opening = _OPENING.match(text)
-        assert opening is not None  # it matches anything
-        rank = self.rank = opening[0].count(b"[")
+        rank = self.rank = n_opened(text)
         if rank > MAX_DEPTH:
             raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
         self._items = [0] * rank

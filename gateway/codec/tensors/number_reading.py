@@ -27,7 +27,7 @@ import numpy as np
 from gateway.codec.json.pieces import SPACE, check_cut
 from gateway.codec.json.prover import Prover
 from gateway.codec.tensors.datatypes import FLOAT, Array, Datatype, element_count
-from gateway.codec.tensors.nesting import Layout, blanks_before_array, completed, short_lists
+from gateway.codec.tensors.nesting import Layout, blanks_before_array, completed, n_opened, short_lists
 from gateway.codec.tensors.number_parsing import (
     TIED_PIECE_BYTES,
     ManyTiesError,
@@ -45,6 +45,7 @@ TOLERANT_PIECE_BYTES = 4 * 1024
 SHORT_LIST_BYTES = 128
 """Shorter lists are counted by `short_lists`: for each list, the parser makes an object of Python."""
 
+_LISTS_PER_PASS = 5  # counting so many lists around each number takes as long as parsing it
 _TAIL_BYTES = 256  # where more blanks and brackets end a piece, it is only slower
 
 
@@ -77,7 +78,7 @@ class NumberSink(Prover):
         self._shape = shape
         self._layout = Layout(shape)
         self._has_short_lists = False
-        self._window_bytes = most_bytes()
+        self._most_bytes = self._window_bytes = most_bytes()
 
     @property
     def held_bytes(self) -> int:
@@ -96,6 +97,8 @@ class NumberSink(Prover):
 
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what does not fit the datatype or the shape (protocol 4.7)."""
+        if not self._layout.rank:
+            self._most_bytes = self._window_bytes = most_bytes() // (1 + n_opened(buffer) // _LISTS_PER_PASS)
         window = min(len(buffer), self._window_bytes)
         if not self._is_begun and not buffer.startswith(b"["):
             return super().step(buffer) if self._shape is None else blanks_before_array(buffer, window)
@@ -147,7 +150,7 @@ class NumberSink(Prover):
         self._append(values, text)
         layout.take(lengths, len(values), depth)
         check_cut(text, before, before + end, continues=before > 0, goes_on=depth > 0)
-        self._window_bytes = min(most_bytes(), 2 * self._window_bytes)
+        self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
         self._open = bytearray(b"[" * depth)
         if depth:
             return end + 1
@@ -160,7 +163,7 @@ class NumberSink(Prover):
         text = layout.listed(text)
         parsed = parse(text, self._datatype)
         if parsed is not None:
-            self._window_bytes = min(most_bytes(), 2 * self._window_bytes)
+            self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
             values, lengths = parsed[0], layout.lengths_in(parsed[1], text)
         else:
             lengths, items = layout.items_in(load_tolerantly(text, self._datatype, layout.count))

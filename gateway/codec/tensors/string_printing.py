@@ -197,3 +197,4 @@ def _one_by_one(
         before = separators.before(index + first, len(some) - 1)
         texts = [separators.form.text_of(window[start + PREFIX_BYTES : end]) for start, end in pairwise(some)]
         yield b"".join(chain.from_iterable(zip(before, texts, strict=True)))
+        yield b""  # short as the text may be, a step's work was done for it

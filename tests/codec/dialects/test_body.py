@@ -163,6 +163,9 @@ def test_what_a_request_lacks_is_refused(inputs: list[Mapping[str, Any]], words:
             r"input 'x' \(FP32, shape \[0, 3\]\): nested JSON cannot say",
         ),
         ("{$each: {x: $x}}", FLAT, r"input 'x' \(FP32, shape \[2, 0, 3\]\): nested JSON cannot say the shape"),
+        # rows without elements take no bytes of the request, however many of them its shape says
+        ("{$each: {v: {$flat: x}}}", FLAT | {"shape": [10**12, 0, 3]}, "an empty tensor of more than 4096 lists"),
+        ("{$each: {s: {$shape: x}}}", FLAT | {"shape": [4097, 0]}, "an empty tensor of more than 4096 lists"),
     ],
 )
 def test_what_a_place_cannot_say_is_told_of_the_clients_tensor(

@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from gateway.codec.json.pieces import PIECE_BYTES
-from gateway.codec.tensors.base64_reading import from_base64
+from gateway.codec.tensors.base64_reading import ELEMENT_COST, from_base64
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
 from tests.steps import run
@@ -14,6 +14,11 @@ from tests.steps import run
 def test_base64_is_decoded_in_steps() -> None:
     elements = memoryview(blob_of([base64.b64encode(b"x" * 600)] * 1000))
     assert sum(1 for _ in from_base64([elements], "x")) >= 600_000 // PIECE_BYTES
+
+
+def test_steps_with_short_elements_have_few_of_them() -> None:
+    elements = memoryview(blob_of([b"QQ=="] * 10_000))
+    assert sum(1 for _ in from_base64([elements], "x")) >= 10_000 * ELEMENT_COST // (PIECE_BYTES + 2 * ELEMENT_COST)
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES // 4 * 3, PIECE_BYTES, 1_000_000])

@@ -437,6 +437,27 @@ def test_large_answers_are_the_same_in_chunks_of_any_size() -> None:
         assert only_blob(answer, chunk_bytes) == values.tobytes()
 
 
+@pytest.mark.parametrize("rank", [9, 31, 63])
+@pytest.mark.parametrize("is_shape_known", [True, False])
+def test_steps_with_many_lists_around_each_number_read_less_text(
+    rank: int, is_shape_known: bool, piece_bytes: int
+) -> None:
+    """Each list around a number is counted, which takes a pass over the text of its own."""
+    shape = (300_000 // (2 * rank), *[1] * (rank - 1))
+    values = np.arange(shape[0], dtype="<f4")
+    buffer = bytearray(json.dumps(values.reshape(-1).tolist()).encode().replace(b", ", b",")[1:-1])
+    buffer = bytearray(buffer.replace(b",", b"]" * (rank - 1) + b"," + b"[" * (rank - 1)))
+    buffer = bytearray(b"[" * rank + buffer + b"]" * rank)
+    sink = NumberSink("x", DATATYPES["FP32"], shape if is_shape_known else None)
+    taken = [0]
+    while not sink.done:
+        taken.append(sink.step(buffer))
+        assert taken[-1]
+        del buffer[: taken[-1]]
+    assert (b"".join(sink.blobs()), sink.shape) == (values.tobytes(), shape)
+    assert max(taken) <= max(piece_bytes // (1 + rank // 5), TOLERANT_PIECE_BYTES)
+
+
 def test_quoted_nan_beside_keys_named_nan_touches_only_the_values() -> None:
     answer = (
         b'{"outputs":[{"NaN":"NaN","name":"y","datatype":"FP32","shape":[2],"data":["NaN","Infinity"],"NaN":"Infinity",'

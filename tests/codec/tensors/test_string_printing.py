@@ -8,6 +8,7 @@ from math import prod
 import orjson
 import pytest
 
+from gateway.codec.json.pieced import joined
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.tensors.elements import FEW_TEXTS, STEP_ELEMENTS, check_elements, few_texts
@@ -69,6 +70,14 @@ def test_elements_that_are_printed_one_by_one_are_few_in_each_step(text: str) ->
         assert len(strings) == n_elements
         assert strings[-1] in (text, base64.b64encode(text.encode()).decode())
         assert max(bytes(piece).count(b'", "') for piece in pieces) <= STEP_ELEMENTS
+
+
+@pytest.mark.parametrize("form", [StringForm.BASE64, StringForm.B64_OBJECT])
+def test_short_strings_in_base64_are_few_in_each_step_though_short_texts_are_sent_together(form: StringForm) -> None:
+    blob = memoryview(blob_of([b"a"] * 20_000))
+    pieces = list(joined(string_pieces(blob, form)))
+    assert b"".join(pieces).count(b"YQ==") == 20_000
+    assert max(bytes(piece).count(b"YQ==") for piece in pieces) <= STEP_ELEMENTS // 4
 
 
 @pytest.mark.parametrize("seed", range(5))
