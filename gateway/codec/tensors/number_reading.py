@@ -29,8 +29,7 @@ from gateway.codec.json.prover import Prover
 from gateway.codec.tensors.datatypes import FLOAT, Array, Datatype, element_count
 from gateway.codec.tensors.nesting import Layout, blanks_before_array, completed, n_opened, short_lists
 from gateway.codec.tensors.number_parsing import (
-    TIED_PIECE_BYTES,
-    ManyTiesError,
+    LongTextError,
     load_tolerantly,
     most_bytes,
     parse,
@@ -111,8 +110,9 @@ class NumberSink(Prover):
             if taken or limit <= TOLERANT_PIECE_BYTES:
                 return taken or super().step(buffer)
             self._window_bytes = TOLERANT_PIECE_BYTES
-        except ManyTiesError:
-            self._window_bytes = self._looked_at_bytes = TIED_PIECE_BYTES
+        except LongTextError as error:
+            self._window_bytes = error.most_bytes
+            self._looked_at_bytes = min(self._looked_at_bytes, error.most_bytes)
         return self.step(buffer)
 
     def _step_regular(self, buffer: bytearray, limit: int, *, can_cut: bool) -> int:
