@@ -118,10 +118,17 @@ class Reply(ClientBody):
             return
         exchange.error = error.kind
         if self.has_begun:
-            # an end without a reset would look like the end of a reply without length
-            self._connection.keeps_alive = False
-            self._connection.out.reset()
-            return
+            self._cut_off()
+        else:
+            await self._refuse(error)
+
+    def _cut_off(self) -> None:
+        # an end without a reset would look like the end of a reply without length
+        self._connection.keeps_alive = False
+        self._connection.out.reset()
+
+    async def _refuse(self, error: GatewayError) -> None:
+        """Send *error* as the whole reply."""
         body = error.body
         if body is None:
             body = orjson.dumps({"error": error.message.encode(errors="replace").decode()})

@@ -1,8 +1,8 @@
 """One call of gRPC from its head to its end: its messages become requests, and the replies to these become messages.
 
-A message is the body that the corridor reads, as it reads a body of HTTP (`ClientBody`), and the corridor replies what
-it would reply over HTTP (`Reply`); the reply is made a message when all of it is there, or a status. Not here: how
-bytes come and go (`stream`), and what messages say (`inference`, `methods`).
+A message is the body that the corridor reads, as it reads a body of HTTP, and the corridor replies what it would reply
+over HTTP; the reply is made a message when all of it is there, or a status. Not here: how bytes come and go (`stream`),
+and what messages say (`inference`, `methods`).
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from gateway.client.body import ClientBody
 from gateway.client.grpc.frames import Buffer, Buffers, Code
 from gateway.client.grpc.heads import Status, encoded, encoded_string, status_fields, status_of
 from gateway.client.grpc.inference import InferMessage, read_request, write_response
@@ -20,6 +19,7 @@ from gateway.client.grpc.messages import CLASSES, check_fields, parsed, varint
 from gateway.client.grpc.methods import METHODS, MODEL_INFER, MODEL_STREAM_INFER, Method
 from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Message, Stream
 from gateway.client.peers import client_left
+from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.codec.compression import Coding, parse_content_encoding
 from gateway.codec.v2.framing import HEADER_LENGTH, Framing
@@ -129,13 +129,9 @@ def _request(message: Message, deadline_s: float | None) -> ClientRequest:
     return request
 
 
-class GrpcCall(ClientBody):
+class GrpcCall(Reply):
     """Body and reply of one request."""
 
-    has_begun = False
-    """From here on an error can only reset the stream."""
-    is_complete = False
-    """The whole reply was handed to the connection."""
     _asked = b""  # the JSON of a request without tensors
     _infer: InferMessage | None = None  # what an inference asks for, once it was read
     _begun: tuple[int, Pairs] = (0, ())
@@ -259,16 +255,12 @@ class GrpcCall(ClientBody):
         self._exchange.status, self._exchange.rpc_status = status, _OK
         await self._send(headers, message, lines)
 
-    async def error(self, error: GatewayError) -> None:
-        """Send *error* as a status; if a reply has begun, cut it off with a reset."""
+    def _cut_off(self) -> None:
+        self._stream.close(Code.INTERNAL_ERROR)
+
+    async def _refuse(self, error: GatewayError) -> None:
+        """Send *error* as a status."""
         exchange, method = self._exchange, self._method
-        exchange.detail = error.message
-        if self.is_complete:
-            return
-        exchange.error = error.kind
-        if self.has_begun:
-            self._stream.close(Code.INTERNAL_ERROR)
-            return
         exchange.status = error.status
         if method is not None and method.flag and error.kind in (ErrorKind.BACKEND_ERROR, ErrorKind.NO_ROUTE):
             exchange.rpc_status = _OK
@@ -291,12 +283,9 @@ class GrpcCall(ClientBody):
 
     def client_left(self) -> None:
         """See `Reply.client_left`."""
-        exchange = self._exchange
-        if exchange.error is None and not self.is_complete:
-            exchange.error = ErrorKind.CLIENT_CLOSED
-            exchange.rpc_status = Status.CANCELLED.name
-            exchange.status = ErrorKind.CLIENT_CLOSED.status
-            exchange.detail = self._stream.connection.cut_reason
+        if self._exchange.error is None and not self.is_complete:
+            self._exchange.rpc_status = Status.CANCELLED.name
+        super().client_left()
 
     def _answer(self, headers: Pairs, buffers: Sequence[Buffer]) -> Generator[None, None, list[Buffer]]:
         """The steps that make a message of the answer whose JSON and blobs are in *buffers*. Raises `CodecError`."""

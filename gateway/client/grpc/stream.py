@@ -235,13 +235,14 @@ class Stream:
 class Message:
     """One message while it comes: what a `ClientBody` reads from."""
 
-    __slots__ = ("_left", "before", "is_compressed", "is_one_of_many", "length", "read", "stream", "upload")
+    __slots__ = ("_left", "before", "is_compressed", "is_one_of_many", "length", "out", "read", "stream", "upload")
 
     def __init__(
         self, stream: Stream, before: asyncio.Task[None] | None = None, *, is_one_of_many: bool = False
     ) -> None:
         """*is_one_of_many*: others may follow, and the client may take its time before each."""
         self.stream = stream
+        self.out = stream.connection
         self.before = before
         """Serves the message before in the same stream, if there is one."""
         self.is_one_of_many = is_one_of_many
