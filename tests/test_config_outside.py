@@ -44,7 +44,7 @@ def test_a_value_from_outside_stands_wherever_text_can_be_read(monkeypatch: pyte
     assert (config.compression.responses, config.shutdown.grace) == (True, Duration(1.5))
     assert backend.endpoints == ["http://backend.internal:80/x", "http://backend.internal:83"]
     assert (backend.nonfinite.value, backend.retry.budget, backend.max_connections) == ("as_null", 0.5, 3)
-    assert backend.sticky.header == "X-backend.internal"
+    assert backend.sticky == "header:X-backend.internal"
     assert backend.headers.set == {"A": "Bearer a b a b", "B": "${TOKEN}", "C": "", "D": "${a b$"}
     assert decode(encode(config)) == config
     assert decode(encode(config.share())).hidden == config.hidden

@@ -118,12 +118,6 @@ class ProxyNetwork(str):
 class Sticky(str):
     """What keeps requests on one endpoint: `none`, `sequence_id` or `header:NAME`."""
 
-    @property
-    def header(self) -> str | None:
-        """The name of the header whose value decides, None if none does."""
-        kind, _, name = self.partition(":")
-        return name if kind == "header" else None
-
 
 class Endpoint(str):
     """The base URL of one server of a backend: scheme, host, maybe a port and a path."""
