@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.codec.dialects.description import ModelDescription
-from gateway.codec.inference import HalfPrecision, HeaderLimits
+from gateway.codec.inference import HeaderLimits
 from gateway.config import Config
 from gateway.config.schema import Batch, PerClient
 from gateway.config.tokens import read_tokens
@@ -48,8 +48,6 @@ class BackendPlan:
         """Whether the configuration says that the servers speak V2."""
         self.tensor_policy = settings.tensor_policy
         """How tensors are written in JSON for the backend."""
-        self.promotes = settings.half_precision is HalfPrecision.PROMOTE
-        """Whether FP16 and BF16 go out as FP32."""
         self.max_connections = config.max_connections(name)
         self.workers = config.workers
         """How many processes share the gateway's limits."""
@@ -57,8 +55,8 @@ class BackendPlan:
         """The paths in the endpoints' URLs, which go before every path."""
         self.models = {pattern: model.description for pattern, model in settings.models.items()}
         """The configuration's descriptions of the backend's models, by pattern."""
-        batches = [settings.batch, *(model.batch for model in settings.models.values() if model.batch is not None)]
-        self.batches = any(batch.max_size > 1 for batch in batches)
+        self._batches = {pattern: model.batch or settings.batch for pattern, model in settings.models.items()}
+        self.batches = any(batch.max_size > 1 for batch in (settings.batch, *self._batches.values()))
         """Whether requests for any of the backend's models are batched."""
         text = msgspec.json.encode(settings, enc_hook=str)
         self.fingerprint = f"{name} {hashlib.blake2b(text, digest_size=16).hexdigest()}"
@@ -71,8 +69,7 @@ class BackendPlan:
 
     def batch(self, model: str) -> Batch:
         """How requests for *model* are batched."""
-        configured = configured_for(self.settings.models, model, None)
-        return configured.batch or self.settings.batch if configured is not None else self.settings.batch
+        return configured_for(self._batches, model, self.settings.batch)
 
 
 class Plan:

@@ -55,7 +55,7 @@ async def prepare(call: Call, body: memoryview) -> Prepared | None:
     request = await call.exchange.request_codec.run(InferRequest.parse(steps, policy, own_id))
     if request is None:
         return None
-    declared = await _declared_half_precision(call) if call.backend.promotes and request.promotes else {}
+    declared = await _declared_half_precision(call) if request.promotes else {}
     decoder = partial(
         InferAnswer,
         request.selection,
