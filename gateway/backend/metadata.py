@@ -10,7 +10,7 @@ import asyncio
 import math
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -29,8 +29,6 @@ MAX_BYTES = 1024 * 1024
 """How many bytes of a server's (`GET /v2`) or a model's metadata are read."""
 
 _LATER = frozenset({408, 425, 429})  # statuses of 4xx that say that the same question may be answered later
-
-T = TypeVar("T")
 
 
 class _Object(msgspec.Struct):
@@ -64,21 +62,24 @@ def is_undescribed(error: GatewayError) -> bool:
     return error.kind is ErrorKind.MALFORMED_RESPONSE
 
 
-class ModelMetadata(Generic[T]):
-    """Values made of answers, by model, version and headers. Each is asked for again after `LIFE_S` at the latest."""
+class ModelMetadata:
+    """Values made of answers, by model, version and headers. Each is asked for again after `LIFE_S` at the latest.
+
+    They are texts of V2, and descriptions of other dialects.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[Key, tuple[float, T, int]] = {}
+        self._kept: dict[Key, tuple[float, Any, int]] = {}
         """The time of each question by the event loop's clock, its answer, and how many bytes keeping it takes."""
-        self._asking: dict[Key, asyncio.Task[tuple[T, int]]] = {}
+        self._asking: dict[Key, asyncio.Task[tuple[Any, int]]] = {}
         """Questions without an answer yet."""
 
-    def known(self, key: Key, max_age_s: float = LIFE_S) -> T | None:
+    def known(self, key: Key, max_age_s: float = LIFE_S) -> Any:
         """The answer for *key* if it was asked for less than *max_age_s* ago; else None."""
         asked_s, answer, _ = self._kept.get(key, (-math.inf, None, 0))
         return answer if asked_s + max_age_s > asyncio.get_running_loop().time() else None
 
-    def ask(self, key: Key, fetch: Callable[[], Awaitable[tuple[T, int]]]) -> asyncio.Task[tuple[T, int]]:
+    def ask(self, key: Key, fetch: Callable[[], Awaitable[tuple[Any, int]]]) -> asyncio.Task[tuple[Any, int]]:
         """The running question for *key*, or a new one, which calls *fetch*.
 
         Its result is the answer and the bytes that it takes to keep it; 0 if it is not worth keeping. Callers shield
@@ -98,7 +99,7 @@ class ModelMetadata(Generic[T]):
                 self._kept.pop(key, None)
                 self._asking.pop(key, None)
 
-    def _keep(self, key: Key, asked_s: float, task: asyncio.Task[tuple[T, int]]) -> None:
+    def _keep(self, key: Key, asked_s: float, task: asyncio.Task[tuple[Any, int]]) -> None:
         """Keep the answer of *task* if it is worth keeping, and forget the oldest answers if there is no room."""
         answer, n_bytes = (None, 0) if task.cancelled() or task.exception() is not None else task.result()
         if self._asking.get(key) is not task:

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
 
 from gateway.backend.metadata import ModelMetadata
 from gateway.client.request import ClientRequest, request_id
@@ -42,8 +41,7 @@ class Gateway:
         """Begins the trace of a request; None if requests are not traced. A reload may replace it."""
         plan = serving.plan
         self.admission = Admission(plan.limits.in_flight_bytes, plan.limits.concurrent_requests)
-        self.metadata = ModelMetadata[Any]()
-        """What servers say of their models: texts of V2, descriptions of other dialects."""
+        self.metadata = ModelMetadata()
         self.clients = Clients()
         self.in_flight = 0
         self.is_draining = False

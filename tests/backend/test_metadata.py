@@ -28,13 +28,13 @@ def key_of(number: int, value: str = "") -> Key:
     return "main", "/v2/models/m", (("X-Client", str(number)), ("X-Other", value))
 
 
-async def get(metadata: ModelMetadata[bytes], key: Key, fetch: Callable[[], Awaitable[tuple[bytes, int]]]) -> None:
+async def get(metadata: ModelMetadata, key: Key, fetch: Callable[[], Awaitable[tuple[bytes, int]]]) -> None:
     """Ask what is not known."""
     if metadata.known(key) is None:
         await metadata.ask(key, fetch)
 
 
-async def n_kept(metadata: ModelMetadata[bytes], keys: list[Key]) -> int:
+async def n_kept(metadata: ModelMetadata, keys: list[Key]) -> int:
     """How many of *keys* are answered without asking; each is asked for once, from the newest on."""
     models = Models(0)
     for key in keys:
@@ -49,7 +49,7 @@ async def n_kept(metadata: ModelMetadata[bytes], keys: list[Key]) -> int:
 )
 async def test_what_is_kept_of_metadata_has_a_limit_in_bytes(text_bytes: int, value: str) -> None:
     """A thousand clients' headers, or one client that changes a header, kept up to a gigabyte for good."""
-    metadata = ModelMetadata[bytes]()
+    metadata = ModelMetadata()
     models = Models(text_bytes)
     keys = [key_of(number, value) for number in range(40)]
     for key in keys:
@@ -61,7 +61,7 @@ async def test_what_is_kept_of_metadata_has_a_limit_in_bytes(text_bytes: int, va
 
 
 async def test_metadata_that_is_forgotten_makes_room() -> None:
-    metadata = ModelMetadata[bytes]()
+    metadata = ModelMetadata()
     models = Models(MAX_BYTES)
     for number in range(10):
         await get(metadata, key_of(number), models.fetch())
@@ -73,7 +73,7 @@ async def test_metadata_that_is_forgotten_makes_room() -> None:
 
 
 async def test_an_answer_that_is_too_old_for_one_is_asked_for_again_and_serves_others_meanwhile() -> None:
-    metadata = ModelMetadata[bytes]()
+    metadata = ModelMetadata()
     models, key = Models(10), key_of(1)
     await get(metadata, key, models.fetch())
     assert metadata.known(key, 60) is not None
@@ -86,7 +86,7 @@ async def test_an_answer_that_is_too_old_for_one_is_asked_for_again_and_serves_o
 
 
 async def test_an_answer_is_not_kept_that_could_not_be_had_again() -> None:
-    metadata = ModelMetadata[bytes]()
+    metadata = ModelMetadata()
     models, key = Models(10), key_of(1)
     await get(metadata, key, models.fetch())
     await metadata.ask(key, models.fetch(is_worth_keeping=False))
