@@ -50,7 +50,7 @@ MAX_DIGITS = 32
 """How many digits a `Content-Length` may have, zeros before it included; with more it is taken for too large."""
 
 MAX_FIELDS = 128
-"""How many fields a head may have."""
+"""How many fields a head may have, also that of a call of gRPC."""
 
 _ENDLESS = 2**63  # more bytes than any body has
 _NEVER_FULL = 2**30  # bytes that may wait in the parser's own reader, which is emptied after each piece

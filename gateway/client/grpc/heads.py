@@ -18,9 +18,7 @@ from gateway.client.request import find_encoding_fault
 from gateway.codec.v2.framing import HEADER_LENGTH
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers, Pairs
-
-MAX_FIELDS = 128
-"""The most fields of a call, as of a request of HTTP/1.1."""
+from gateway.http1 import MAX_FIELDS
 
 MAX_WORK = 16 * 1024
 """The most work of reading the fields of a call, counted in bytes of Huffman's code.
