@@ -108,9 +108,9 @@ class BackendHeaders:
         """For a question of the gateway's own, such as a health probe: *who* asks."""
         return self._added(("User-Agent", f"tensor-gateway/{__version__} ({who})"), _IDENTITY)
 
-    def trace(self, trace: Trace | None) -> Trace | None:
+    def trace(self, trace: Trace) -> Trace | None:
         """*trace* without the fields that the configuration sets or removes; None without `traceparent`."""
-        if trace is None or "traceparent" in self._removed:
+        if "traceparent" in self._removed:
             return None
         return msgspec.structs.replace(trace, state="") if "tracestate" in self._removed else trace
 

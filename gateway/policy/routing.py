@@ -122,8 +122,8 @@ class Destination:
         self._models = None if rule.models is None else _compiled(rule.models)
 
     def pick(self, key: str) -> str:
-        """The name of the backend for a request with the sticky *key*; with a random text, if it has none."""
-        return self.only or pick_weighted(key, self.weights)
+        """The backend of a split for a request with the sticky *key*; with a random text, if it has none."""
+        return pick_weighted(key, self.weights)
 
     def match(self, host: str, path: str, query: str) -> Match | None:
         """As `Router.match`, by this route alone."""

@@ -177,12 +177,13 @@ class Counting:
             start = end
 
     def _model_label(self, exchange: Exchange) -> str:
-        """The model's name once it has answered an inference with success, else `other`: clients cannot make labels."""
+        """The label of a model without one: its name if this inference was a success, else `other`.
+
+        Clients cannot make labels.
+        """
         model = exchange.model
-        if model is None or model in self._models:
-            return model or "other"
         is_success = exchange.is_inference and 200 <= exchange.status < 300 and exchange.error is None
-        if is_success and exchange.attempts and len(self._models) < MAX_NAMES:
+        if model is not None and is_success and exchange.attempts and len(self._models) < MAX_NAMES:
             self._models.add(model)
             return model
         return "other"
