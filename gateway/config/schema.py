@@ -1,6 +1,6 @@
 """The configuration's keys, types and defaults: what one file may say.
 
-Not here: what values must satisfy beyond their types (`rules`, `warnings`), how a file is read (`loading`), and what
+Not here: what values must satisfy beyond their types (`rules`), how a file is read (`loading`), and what
 the values are used for.
 """
 

@@ -149,7 +149,7 @@ class Stream:
     async def write(self, buffers: Sequence[Buffer], pacer: Pacer, fields: bytes = b"") -> None:
         """Send the headers of an answer, *fields* as HPACK if there are any, and *buffers* as the client has room.
 
-        The last frames go out with `Connection.flush` or `finish`. Raises `ConnectionError` when the client left.
+        The last frames go out with `GrpcConnection.flush` or `finish`. Raises `ConnectionError` when the client left.
         """
         connection, left = self.connection, Buffers(buffers)
         if fields:
