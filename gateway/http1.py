@@ -88,7 +88,7 @@ class HeadTooLargeError(MalformedError):
 
 
 class _NoPauses(BaseProtocol):
-    """The protocol that the parser's reader would ask to pause. It need not: see `Incoming.read`."""
+    """Stands where the parser's reader expects a protocol to pause. Nothing is paused: see `Incoming.read`."""
 
     def pause_reading(self) -> None:
         """See aiohttp."""

@@ -127,7 +127,7 @@ class Plan:
         return match
 
     def check_path(self, path: str, backend: BackendPlan) -> None:
-        """Raise `GatewayError` if no client may use *path*, the path for *backend* in place of the client's own."""
+        """Raise `GatewayError` if *path*, which *backend* would get, is denied to all clients."""
         for base in ("", *backend.base_paths):
             self.access.check(base + path)
 

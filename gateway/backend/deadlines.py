@@ -27,7 +27,7 @@ class DeadlineTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def look_by(self, at_s: float) -> None:
-        """Look at *at_s* at the latest."""
+        """Call `_look` at *at_s*, or earlier if that is planned already."""
         if self._timer is None or at_s < self._timer.when():
             if self._timer is not None:
                 self._timer.cancel()

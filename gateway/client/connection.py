@@ -80,7 +80,7 @@ class ClientConnection(Connection):
         self._next: ClientRequest | None = None  # the request that the task serves next
         self._awaited = Waiter(owner.loop)  # ends when `_next` is set, or when bytes of a body were dropped
         self._task: asyncio.Task[None] | None = None
-        # when the state became IDLE or HEAD; None: after the last look, and the next look sets it to its own time
+        # when the state became IDLE or HEAD; None: since the last look, and the next look sets the time of that look
         self._since_s: float | None = owner.loop.time()
         self._dropped_bytes = 0  # in the state DROPPING
 

@@ -106,7 +106,7 @@ class Admission:
 
     def _decide(self, claim: "Claim", slow: "_Slow", now_s: float) -> None:
         """Grant or refuse *claim*, or let it wait on. There are five cases; `serve` may grant it in between."""
-        # when this look has ended its last upload, the room left is for bodies that are complete, not for uploads
+        # once this look may end no more uploads (`ENDED_AT_ONCE`), only complete bodies may take the room that is left
         may_take = slow.n_left > 0 or claim.is_whole()
         while claim.is_granted is None:
             # 1. There is room.

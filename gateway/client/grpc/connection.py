@@ -72,7 +72,7 @@ class GrpcConnection(Connection):
         self._unread = b""
         self._reading = self._read(int(owner.limits.head))
         self._wanted = next(self._reading)
-        self._awaited_since_s: float | None = None  # since when it is waited for, as far as anybody looked
+        self._awaited_since_s: float | None = None  # when `look` first saw that it is waited for
         self._later: asyncio.Task[None] | None = None  # goes on with the frames
         self._streams: dict[int, Stream] = {}  # until their calls have ended
         self._begun: deque[Stream] = deque()  # calls that no task serves yet

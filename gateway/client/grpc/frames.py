@@ -47,12 +47,12 @@ USELESS_BYTES = CREDIT_BYTES // 200
 """What a frame that asks for nothing takes off the credit; each frame of an answer earns as much."""
 
 EARNED_BY_CALL, EARNED_PER_S = 20 * USELESS_BYTES, 2 * USELESS_BYTES
-"""What each call earns that was answered, and each second: keepalive pings."""
+"""The credit that each answered call earns, and each second, which pays for keepalive pings."""
 
 MIN_SHARE = 3
-"""A frame of data takes its bytes off the credit if less than one in three is content, as a frame of a window does.
+"""A frame of data of which less than a third is content costs its bytes, as every frame of a window does.
 
-Each byte of an answer earns three: windows carry nothing, but open for answers.
+Each byte of an answer earns three, since windows are opened for answers.
 """
 
 HEAD = Struct(">IBI")

@@ -37,7 +37,7 @@ class Node(msgspec.Struct, frozen=True):
     code: int = 0
     """The first byte that the value must have: that of an object or of a list; 0: any."""
     inside: "Mapping[Step, Node]" = {}
-    """The values in it that lead on. Where that is every item of a list, they are the outputs' rows."""
+    """The nodes inside, by name or index; under None the node of every item of a list, which is a row of outputs."""
     outputs: Mapping[str, str] = {}
     """All outputs that the value is or has in it, by name, with their paths."""
     has_outputs: bool = False

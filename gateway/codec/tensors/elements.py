@@ -215,7 +215,7 @@ def _guessed_bounds(window: bytes, most: int) -> npt.NDArray[np.int64] | None:
 def _with_empty_ones(
     starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_empty: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """*starts* with the starts of empty elements among them: *n_empty* of these from each of *ends* on but the last."""
+    """*starts*, and among them the starts of empty elements: *n_empty* of these behind each of *ends* but the last."""
     counts = np.ones(len(starts), np.int64)
     counts[:-1] += n_empty
     first_ones = np.cumsum(counts) - counts

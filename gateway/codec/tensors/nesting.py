@@ -74,8 +74,8 @@ def lists_in(tree: Any, rank: int) -> tuple[list[list[int]], list[Any]]:
 def short_lists(text: bytes, rank: int, n_values: int) -> list[list[int]] | None:
     """The lengths of the lists in *text*, *n_values* nested numbers that a parser has read, by depth.
 
-    At each depth only the first list and the last may differ from the others, of which only one is in the result. None
-    for all other text. From the innermost lists on, a mark takes the place of each list: [[,,],[,,],[,]] are [3,3,3].
+    At each depth all lists but the first and the last must be alike, and the result has only one of these. None for
+    any other text. From the innermost lists on, a mark takes the place of each list: [[,,],[,,],[,]] are [3,3,3].
     """
     structure = text.translate(None, _BESIDE_LISTS)
     if occurrences(structure, b",") + 1 != n_values:
