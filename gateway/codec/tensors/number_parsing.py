@@ -66,9 +66,10 @@ _DECODERS: dict[Kind, msgspec.json.Decoder[tuple[float, ...]]] = {
     Kind.INTEGER: msgspec.json.Decoder(tuple[int, ...]),
     Kind.FLOAT: msgspec.json.Decoder(tuple[float, ...]),
 }
+_PACKABLE = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64"  # `struct` has no BF16 and BYTES
 _FEW = {
     (name, n_elements): (_DECODERS[DATATYPES[name].kind], struct.Struct(f"<{n_elements}{letter}"))
-    for name, letter in zip(DATATYPES, "?BHIQbhiqefd", strict=False)  # there is none for BF16 and BYTES
+    for name, letter in zip(_PACKABLE.split(), "?BHIQbhiqefd", strict=True)
     for n_elements in range(1, MAX_FEW + 1)
 }
 """How so many numbers are decoded, and how they are laid out on the wire."""
