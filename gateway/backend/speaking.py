@@ -152,8 +152,8 @@ class Speaking:
                 words = f"the endpoints of backend {self._backend!r} speak different dialects: {differing}"
                 raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words, sent=False)
             (dialect,) = urls
-        if dialect != V2 or self._binary != AUTO:
-            return Spoken(dialect, dialect == V2 and self._binary == ALWAYS)
+        if (known := configured(dialect, self._binary)) is not None:
+            return known
         spoken = [state.speech for state in states]
         return Spoken(dialect, all(each.said.is_binary and now_s - each.heard_s < BELIEVED_S for each in spoken))
 
