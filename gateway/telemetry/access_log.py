@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.codec.v2.error_bodies import shortened
 from gateway.errors import Blame, ErrorKind, blame_of
 from gateway.exchange import Exchange
 from gateway.telemetry.log_writer import PIPE_BYTES, utc_of
@@ -168,14 +169,6 @@ def line_of(exchange: Exchange) -> Line:
 def _to_microseconds(seconds: float) -> float:
     """*seconds*, not negative, rounded to six places; `round` takes three times as long."""
     return int(seconds * 1e6 + 0.5) / 1e6
-
-
-def shortened(text: str, n_characters: int) -> str:
-    """The beginning and the end of a long *text*: a chain of errors often names the cause at its end."""
-    if len(text) <= n_characters:
-        return text
-    half = n_characters // 2
-    return f"{text[:half]} ... {text[1 - half :]}"
 
 
 def with_short_texts(line: Line, n_characters: int) -> Line:

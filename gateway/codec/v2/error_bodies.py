@@ -89,10 +89,10 @@ def words_of(members: Members) -> str:
     return ""
 
 
-def shortened(words: str) -> str:
-    """*words* in at most about `MAX_WORDS` characters; the middle is left out, a reason often stands at the end."""
-    half = MAX_WORDS // 2
-    return words if len(words) <= MAX_WORDS else f"{words[:half]} ... {words[-half:]}"
+def shortened(words: str, n_characters: int = MAX_WORDS) -> str:
+    """*words* in about *n_characters*: the middle is left out, a chain of errors often names the cause at its end."""
+    half = n_characters // 2
+    return words if len(words) <= n_characters else f"{words[:half]} ... {words[-half:]}"
 
 
 def _plain_words(text: bytes) -> tuple[str, bool]:
