@@ -13,7 +13,8 @@ import aiohttp
 import numpy as np
 import pytest
 
-from tests.conftest import Connection, JsonServer, lying, running, tensor
+from gateway.demo import JsonServer
+from tests.conftest import Connection, lying, running, tensor
 from tests.failures.endpoint import Fault
 from tests.failures.load import Outcome
 from tests.failures.scenarios import IN_CI, TABLE_HEAD, Result, Scenario, measure
