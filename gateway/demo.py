@@ -26,10 +26,7 @@ from gateway.process.ports import is_free
 
 
 async def demonstrate(stop_event: Callable[[], asyncio.Event], *, once: bool) -> int:
-    """Start server and gateway, show an inference, and serve until the event of *stop_event* is set, unless *once*.
-
-    Returns the exit code.
-    """
+    """Run the demo until the event of *stop_event* is set; with *once*, one inference. Returns the exit code."""
     stopped = stop_event()
     async with JsonServer.on_port(PORTS[0]) as server:
         listen, admin, grpc = (f"127.0.0.1:{_free_port_or_any(port)}" for port in PORTS[1:])

@@ -54,10 +54,7 @@ def blame_of(kind: ErrorKind, status: int) -> Blame:
 
 
 class CodecError(ValueError):
-    """Bytes that break a rule of the protocol.
-
-    The message names the tensor, if the error is in one, and what was expected and found.
-    """
+    """Bytes that break a rule. The message names the tensor, what was expected, and what was found."""
 
 
 class TooLargeError(CodecError):

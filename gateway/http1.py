@@ -115,10 +115,7 @@ class Heads:
         self._parser = self._new_parser(with_body=False)
 
     def feed(self, text: bytes, *, is_end: bool) -> RawRequestMessage | RawResponseMessage | None:
-        """Take *text* of a head. Returns the head if *is_end* (*text* ends with its empty line), else None.
-
-        Raises `MalformedError`.
-        """
+        """Take *text*: the head if *is_end*, which is where its empty line ends, else None. Raises `MalformedError`."""
         try:
             early = self._parser.feed_data(text[:-1] if is_end else text)[0]
             heads = self._parser.feed_data(b"\n")[0] if is_end else early

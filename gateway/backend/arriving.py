@@ -232,10 +232,7 @@ class ArrivingAnswer(Incoming):
     # The reader's side
 
     def change(self) -> Waiter:
-        """A waiter for the next change, which is awaited at once.
-
-        Raises `LostError` and `NotHttpError` if nothing more can come.
-        """
+        """A waiter for the next change, awaited at once. Raises `LostError`, `NotHttpError` if no more can come."""
         if self._over is not None:
             raise NotHttpError(self._over) if self._over else LostError
         self._waiter = waiter = Waiter(self._loop)

@@ -212,10 +212,7 @@ class Answer:
             chunk = b""
 
     async def read_whole(self, max_bytes: int, what: str) -> bytes:
-        """Read the whole body. Raises `GatewayError`, also if it has more than *max_bytes*.
-
-        *what* is the body's name in the error.
-        """
+        """Read the whole body, *what* in errors. Raises `GatewayError`, also for more than *max_bytes*."""
         text = await self.read_beginning(max_bytes + 1)
         if len(text) > max_bytes:
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"{what} is larger than {max_bytes} bytes")

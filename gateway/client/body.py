@@ -130,10 +130,7 @@ class ClientBody(Reservation):
         return parse_framing(headers.all("inference-header-content-length"), headers.first.get("content-type", ""))
 
     async def read(self) -> memoryview:
-        """The body in one buffer, inflated, within `limits.request_body` on the wire and after inflating.
-
-        Raises `GatewayError`.
-        """
+        """The body in one buffer, inflated; `limits.request_body` holds before and after. Raises `GatewayError`."""
         coding = self._find_coding()
         self.check_length()
         length = self._request.content_length if coding is None else None

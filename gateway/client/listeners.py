@@ -78,10 +78,7 @@ class ClientListener:
         self._warnings = OncePerInterval()
 
     async def open(self, address: Address, bound: socket.socket | None = None) -> str:
-        """Listen on *address*, or on a socket that is *bound* to it already, and return the URL.
-
-        Raises `OSError` that names the address.
-        """
+        """Listen on *address*, or a socket *bound* to it; return the URL. Raises `OSError` that names the address."""
         bound = bound or await bind(address)
         bound.listen(BACKLOG)
         bound.setblocking(False)

@@ -73,10 +73,7 @@ class Outgoing(asyncio.Protocol):
         self._has_room.set()
 
     def reset(self) -> None:
-        """End the connection with a reset, so that the client sees that its reply is incomplete.
-
-        Bytes that wait to be sent are dropped.
-        """
+        """Reset the connection, so that the client sees that its reply is cut off. What waits to be sent is dropped."""
         if self.transport is not None:
             reset_on_close(self.transport)  # also while it is closing, with what is unsent
             self.transport.abort()

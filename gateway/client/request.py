@@ -164,10 +164,7 @@ class ClientRequest(msgspec.Struct, eq=False):
 def read_request(
     head: RawRequestMessage | RawResponseMessage, peer: str, scheme: str, connection: Served
 ) -> ClientRequest:
-    """The request that *head* begins.
-
-    *connection* is told how the body ends, and whether another request may follow.
-    """
+    """The request of *head*. *connection* is told how its body ends, and whether another request may follow."""
     assert isinstance(head, RawRequestMessage)
     method, path, version = head.method, head.path, head.version
     headers = Headers(head.headers.items())

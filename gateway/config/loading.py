@@ -117,10 +117,7 @@ def _inspected(content: bytes, file: str, base: Path) -> Inspected:
 
 
 def _looked_closer_at(found: Inspected) -> Inspected:
-    """Add warnings, and an error for each file that a key names and that is not there.
-
-    What such a file holds is judged by whoever reads it.
-    """
+    """Add warnings, and an error for each file that a key names and that is not there."""
     found.judge(WARNINGS, found.warnings, of_defaults=False)
     for key, value in walk(found.read):
         if isinstance(value, FilePath) and not os.path.isfile(value):

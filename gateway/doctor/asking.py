@@ -85,10 +85,7 @@ class Given(NamedTuple):
 
 
 def endpoint_of(url: str, settings: Mapping[str, Any]) -> tuple[Endpoint, Mapping[str, str]]:
-    """The endpoint for *url* and the headers for it, by *settings*.
-
-    Raises `ConfigError` where `check` would refuse the configuration.
-    """
+    """The endpoint for *url*, and headers, by *settings*. Raises `ConfigError` for what `check` would refuse."""
     backend = parse(configuration(url, settings)).backends["default"]
     tls = TlsContext("tls", backend.tls) if url.startswith("https:") else None
     return Endpoint.parse(url, tls), backend.headers.set

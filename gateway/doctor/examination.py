@@ -127,10 +127,7 @@ def _address(first: int, url: str) -> str:
 
 
 async def _reach(endpoint: Endpoint, headers: Mapping[str, str], report: Report) -> tuple[Asker, Answer]:
-    """Reach the server: returns an asker for it, which sends *headers*, and its answer to `GET /v2`.
-
-    Raises `ProblemError`.
-    """
+    """Reach the server: an asker, which sends *headers*, and the answer to `GET /v2`. Raises `ProblemError`."""
     endpoint = endpoint if endpoint.addresses else await _looked_up(endpoint, report)
     asker = Asker(endpoint, headers)
     try:

@@ -1,7 +1,4 @@
-"""When a client is too slow: in the middle of its body, or in reading its reply.
-
-Numbers are judged here; `client.server` acts on the judgement.
-"""
+"""When a client is too slow in sending its body, or in reading its reply. `client.server` acts on it."""
 
 import msgspec
 

@@ -146,10 +146,7 @@ class Call:
         return BackendRequest(method, target, headers, body, trace=trace, max_answer_bytes=max_bytes, **flags)
 
     def send(self, asked: BackendRequest, read: Read[T], transcode: Transcode[T] | None = None) -> Awaitable[T]:
-        """Send *asked* and *read* the answer, with retries as long as the reply has not begun.
-
-        *transcode* is that of `Upstream.call`.
-        """
+        """Send *asked* and *read* the answer; retries until the reply has begun. *transcode*: see `Upstream.call`."""
         reply = self.reply
         return self.upstream.call(
             asked,

@@ -74,10 +74,7 @@ class Foreign:
         return f"model {self.model!r} has no versions: leave the version out"
 
     def path_of(self, path: str) -> str:
-        """The dialect's *path* after the part that the route keeps before it.
-
-        Raises `GatewayError` if clients may not use the path.
-        """
+        """The dialect's *path* behind what the route keeps. Raises `GatewayError` if clients may not use it."""
         path = self.path.before + path
         self.call.plan.check_path(path, self.call.backend)
         return path

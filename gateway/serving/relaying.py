@@ -168,10 +168,7 @@ def _fields(call: Call, header_length: int | None) -> Fields:
 
 
 async def pass_back(call: Call, held: Sequence[memoryview], answer: Answer) -> None:
-    """Pass the answer to an inference on as it arrives. Raises `GatewayError`.
-
-    The request, which *held* alone holds, is let go.
-    """
+    """Pass an inference's answer on as it arrives; the request, held by *held*, is let go. Raises `GatewayError`."""
     if answer.status >= 300:
         raise await call.backend_error(answer)
     call.let_go(answer, *held)

@@ -71,10 +71,7 @@ async def prepare(call: Call, body: memoryview) -> Prepared | None:
 
 
 def reading(call: Call, body: memoryview, metadata: bytes, unjudged: Collection[str] | None = None) -> RequestReading:
-    """The steps that read the request in *body*; a raw one by the model's *metadata*.
-
-    *unjudged* is that of `read_request`.
-    """
+    """The steps that read the request in *body*; *metadata* is for a raw one. *unjudged*: see `read_request`."""
     plan, length = call.plan, call.framing.header_length
     limits, reserve = plan.header_limits, call.body.reserve
     if length == 0:

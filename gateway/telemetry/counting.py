@@ -209,10 +209,7 @@ Sums = Iterator[tuple[Row, Iterable[float]]]
 
 
 def _sums_of(group: list[Exchange], batched: str | None) -> Sums:
-    """What exchanges of one kind add to rows, but for the rows that depend on the model.
-
-    *batched* is the label of their model if it is batched.
-    """
+    """What exchanges of one kind add to rows without their model; *batched* is its label if it is batched."""
     one, route, error = group[0], group[0].route, ("", "")
     if one.error is not None:
         error = one.error.label, blame_of(one.error, one.status).value

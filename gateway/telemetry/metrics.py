@@ -81,10 +81,7 @@ class Metrics:
         self.last_reload = Reload(now_s, is_successful, words, before.since_s if before and is_same else now_s)
 
     def exposition(self, readings: Sequence[Reading]) -> Iterator[str]:
-        """The text of all metrics in pieces, between which requests may be counted.
-
-        *readings* are those of all processes that serve clients.
-        """
+        """The text of all metrics in pieces, between which requests may be counted; *readings* of all processes."""
         usage = usage_of_all([reading.pid for reading in readings if reading.pid != os.getpid()])
         gauges = self._moment(readings) | {(name,): value for name, value in usage.items()}
         cells = self._table["process_cpu_seconds",]

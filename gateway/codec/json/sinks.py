@@ -48,10 +48,7 @@ def taken_out(pieces: list[bytes]) -> Iterator[bytes]:
 
 
 def pour(pieces: Iterable[bytes | memoryview], sink: Sink) -> Iterator[None]:
-    """Feed a whole value, which is in *pieces*, into *sink*; yields after each step of work.
-
-    Raises `CodecError` with the label.
-    """
+    """Feed a value, whole in *pieces*, into *sink*; yields after each step. Raises `CodecError` with the label."""
     buffer = bytearray()
     for piece in pieces:
         buffer += piece

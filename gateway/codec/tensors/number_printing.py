@@ -56,10 +56,7 @@ _BYTE_TEXTS = np.array([b",%-3d" % number for number in range(256)])
 
 
 def array_text(values: Array, datatype: Datatype, *, literals: bool = False) -> bytes:
-    """*values* (wire layout, of any shape but that of a scalar) as one JSON array; see `text_pieces`.
-
-    In one step, for few elements.
-    """
+    """*values* (wire layout, no scalar) as one JSON array, in one step, for few elements; see `text_pieces`."""
     if datatype.name == "UINT8" and values.ndim > 1:
         text = _byte_lists(values)
     elif datatype.name in _TABLES and values.ndim == 1:

@@ -143,10 +143,7 @@ def _request(
 def _read_in_pieces(
     body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve
 ) -> Generator[None, None, ArrivingMessage]:
-    """The request at the front of *body*, read to its end; with a *header_length*, only blanks come behind it.
-
-    Raises `CodecError`.
-    """
+    """The request at the front of *body*; behind a *header_length*, only blanks come. Raises `CodecError`."""
 
     def take_data(text: ArrivingText, entry: Entry) -> Reading[memoryview]:
         yield from text.first()
@@ -305,10 +302,7 @@ def _source(entry: Entry, index: int, blobs: Cursor) -> Source:
 
 
 def _binary_size(value: Raw | bytes, entry: Entry, index: int) -> int | None:
-    """The `binary_data_size` that *value* is, of the input *entry*; None if it is null (protocol 2.3).
-
-    Raises `CodecError`.
-    """
+    """The `binary_data_size` *value* of the input *entry*; None if it is null (protocol 2.3). Raises `CodecError`."""
     text = bytes(value)
     if text.isdigit() and len(text) <= _SIZE_DIGITS:
         return int(text)
