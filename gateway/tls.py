@@ -2,7 +2,6 @@
 
 All uses of private parts of asyncio's TLS are in this file. Its class is used as it is, except where a proxy must know
 more or act differently, see `TlsLayer`. tests/backend/test_tls.py fails if a new Python has changed a part used here.
-Not here: certificates (`certificates`), and the messages that go over the connections (`client`, `backend`).
 """
 
 import asyncio

@@ -9,8 +9,6 @@ is its `http1.Phase`. An answer is *over* when nothing more can come:
     this side has closed, see `cut`     `LostError`, unless the whole answer has come
 
 Surplus, bytes that belong to no answer, is dropped, and the connection is not used again.
-
-Not here: the connection itself (`wire`), how a head is parsed (`http1`), and which fields cross (`policy.crossing`).
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """One attempt: a request that goes over one connection, and its answer.
 
 An attempt sends the request, reads the answer, names the error if this fails, and decides whether its connection may be
-used again. Not here: which endpoint is tried, and whether another attempt follows (`calling`); how a request's head is
-written (`asking`).
+used again.
 """
 
 import asyncio

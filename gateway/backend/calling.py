@@ -1,7 +1,4 @@
-"""One request of the gateway to a backend: its attempts, and how each attempt changes the state of its endpoint.
-
-Not here: the exchange over a connection (`attempt`), which endpoint is asked (`upstream`), the decisions (`policy`).
-"""
+"""One request of the gateway to a backend: its attempts, and how each attempt changes the state of its endpoint."""
 
 import asyncio
 import random

@@ -7,8 +7,6 @@ come to their ends, else with `drop`. Afterwards the holder forgets the connecti
 
 A request needs a slot before it gets a connection, and there are `max_connections` slots. When all are held, up to
 `queue.length` requests wait, each for `queue.timeout` at most; beyond either limit they are refused as `overloaded`.
-
-Not here: the exchange over a connection (`attempt`), and which endpoint is asked (`upstream`).
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The deadlines of a backend's attempts: which timeout runs in which phase, and the error when it is over.
-
-Not here: the values of the timeouts (`config`), and the connection's fate (`attempt`).
-"""
+"""The deadlines of a backend's attempts: which timeout runs in which phase, and the error when it is over."""
 
 import asyncio
 import math

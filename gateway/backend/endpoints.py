@@ -1,7 +1,4 @@
-"""The servers of a backend: their addresses, and their state.
-
-Not here: opening and lending connections (`connections`), and decisions by the state (`policy`).
-"""
+"""The servers of a backend: their addresses, and their state."""
 
 import asyncio
 import ipaddress

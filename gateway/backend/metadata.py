@@ -2,8 +2,7 @@
 
 A model's metadata is needed for raw binary requests, for promoted outputs, and for every request to servers whose
 answers do not describe themselves. An answer is kept for a short time, for clients that send the same headers. Requests
-that need the same answer at the same time wait for one call. Callers say how old an answer may be. Not here: the
-meaning of metadata (`codec`).
+that need the same answer at the same time wait for one call. Callers say how old an answer may be.
 """
 
 import asyncio

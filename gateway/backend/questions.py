@@ -1,8 +1,7 @@
 """Questions to servers: how they are asked, and what the answers say about the server.
 
 Health probes, the first look, `dialect: auto` and the command `doctor` all ask by this module, over connections that
-take no slot and are counted nowhere. Not here: when a server is asked, and how long an answer may take (`health`,
-`first_look`, `speaking`).
+take no slot and are counted nowhere.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Looks up the host names of endpoints: the addresses decide which endpoints a backend has at the moment.
 
 A name with several addresses is several endpoints. Names are looked up when the plan starts, every `dns_refresh`, and
-soon after no server has answered at an address. Not here: connecting to addresses (`connections`), and which endpoint
-is asked (`policy`).
+soon after no server has answered at an address.
 """
 
 import asyncio

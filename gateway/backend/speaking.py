@@ -3,8 +3,6 @@
 Each endpoint is asked when a request needs to know. It is asked again after it was down or a request to it has failed;
 for the binary extension also every half minute. All endpoints that may get the next request must agree: binary bodies
 pass through only while each of these endpoints says that it reads them. Otherwise all get JSON, which all can read.
-
-Not here: the questions and the meaning of their answers (`questions`).
 """
 
 import asyncio

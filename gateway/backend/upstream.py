@@ -1,7 +1,4 @@
-"""One backend at run time: its endpoints, its connections, and which endpoint is asked next.
-
-Not here: the attempts of a call (`calling`), the connections themselves (`connections`), the decisions (`policy`).
-"""
+"""One backend at run time: its endpoints, its connections, and which endpoint is asked next."""
 
 import asyncio
 import logging

@@ -9,9 +9,6 @@ A connection is in one of these states, which follow from `Wire.answer` and `Wir
     CLOSED       none
 
 From each state `abort`, `cut`, the end of the backend's stream and errors lead to CLOSED.
-
-Not here: who may use the connection (`connections`), the meaning of a request or an answer (`attempt`), reading an
-answer (`arriving`), and the kernel's counters (`witness`).
 """
 
 import asyncio

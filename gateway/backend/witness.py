@@ -2,8 +2,6 @@
 
 For each connection Linux counts the bytes that left this machine, that the backend's kernel has acknowledged, and that
 have arrived (`sockets.TcpCounters`). Compared before and after an exchange, they answer questions that no error does.
-
-Not here: the consequences for a request (`attempt`), and the socket's options and calls (`sockets`).
 """
 
 import socket

@@ -1,6 +1,6 @@
 """A client's body: admitted, read, inflated.
 
-Everything that reads a body from a client is here. Not here: the meaning of the bytes, and the connection (`request`).
+Everything that reads a body from a client is here.
 """
 
 import asyncio

@@ -16,9 +16,6 @@
 One task serves the requests of a connection, one after the other. A client that only shuts down its sending side counts
 as gone, as it does with nginx: on the wire it looks the same as a client that has closed, whose request must not go on
 at the backend.
-
-Not here: accepting (`listeners`), all connections together (`server`), one request and its access to the connection
-(`request`), and bytes that wait to be sent (`peers`).
 """
 
 import asyncio

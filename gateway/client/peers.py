@@ -1,8 +1,4 @@
-"""The other end of a client's connection, whatever the protocol: who it is, what is written to it, what is held of it.
-
-Not here: when connections are looked at (`server`), when a client is too slow (`policy.slowness`), and reading
-(`connection`).
-"""
+"""The other end of a client's connection, whatever the protocol: who it is, what is written to and held of it."""
 
 import asyncio
 import socket

@@ -1,8 +1,7 @@
 """One request of a client: while it arrives and is served (`Served`), and as a value (`ClientRequest`).
 
 `Served` has limited access to the connection: read the body, and reply. `read_request` makes the value of a parsed
-head, and checks it. Not here: when the connection is read, and bytes behind the request (`connection`); how a message
-is cut (`http1`); admitting and inflating the body (`body`), and writing the reply (`reply`).
+head, and checks it.
 """
 
 import asyncio

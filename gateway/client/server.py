@@ -1,7 +1,4 @@
-"""All connections of clients together: their number, their limits, the looks at slow clients and at those that left.
-
-Not here: one connection (`connection`), and how connections are accepted (`listeners`).
-"""
+"""All connections of clients together: their number, their limits, the looks at slow clients and at those that left."""
 
 import asyncio
 import logging

@@ -1,7 +1,4 @@
-"""The configuration from a file or text, for other processes, and as it may be shown.
-
-Not here: how text is read (`reading`), which keys there are and what their values must satisfy (`schema`).
-"""
+"""The configuration from a file or text, for other processes, and as it may be shown."""
 
 import os
 import re

@@ -1,8 +1,4 @@
-"""Values from outside the configuration's file: `${NAME}` of the environment, `${file:PATH}` of a file.
-
-Not here: what becomes of them (`reading`), where they are hidden (`loading`), and what other files hold that a
-configuration names (`tokens`, `gateway.certificates`).
-"""
+"""Values from outside the configuration's file: `${NAME}` of the environment, `${file:PATH}` of a file."""
 
 import errno
 import os

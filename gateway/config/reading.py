@@ -2,7 +2,6 @@
 
 Unknown keys are typing errors: nothing is ignored silently. A message never repeats credentials or a value from
 outside, and of a long value only the beginning.
-Not here: what the values must satisfy together (`rules`), and where the text comes from (`loading`).
 """
 
 import re

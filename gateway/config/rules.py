@@ -1,7 +1,6 @@
 """What values must satisfy beyond their types, and what is allowed but hardly meant: two tables of rules.
 
-Words name keys and never repeat a value, which may be a secret from outside. Not here: the keys (`schema`), and the
-line of the file that a key stands in (`reading`).
+Words name keys and never repeat a value, which may be a secret from outside.
 """
 
 import fnmatch

@@ -1,8 +1,4 @@
-"""The configuration's keys, types and defaults: what one file may say.
-
-Not here: what values must satisfy beyond their types (`rules`), how a file is read (`loading`), and what
-the values are used for.
-"""
+"""The configuration's keys, types and defaults: what one file may say."""
 
 import typing
 from collections.abc import Mapping

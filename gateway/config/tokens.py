@@ -1,7 +1,6 @@
 """The file of tokens that clients show (`access.tokens_file`): lines `name: token`.
 
-A token is digested as soon as it is read, and no message repeats anything that stands in the file. Not here: what a
-request needs (`policy.access`).
+A token is digested as soon as it is read, and no message repeats anything that stands in the file.
 """
 
 import re

@@ -1,7 +1,6 @@
 """The order in which the doctor asks, and the first questions: the way to the server, who it is, and its models.
 
-If a request does not get through, `first_look` explains why, in the same words as the gateway's log. Not here: whether
-inferences work (`model` and `through`), and the conclusions of `dialect: auto` (`backend.questions`).
+If a request does not get through, `first_look` explains why, in the same words as the gateway's log.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Who may use the clients' listener, and which paths nobody may use (protocol 8.5).
 
 A request is judged by its headers and its path, before anything else is done for it. Only digests of tokens are held.
-Not here: reading the file with the tokens (`config.tokens`), and certificates of clients.
 """
 
 import fnmatch

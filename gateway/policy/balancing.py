@@ -2,7 +2,7 @@
 
 `candidates` says which endpoints may be asked at all, the other functions choose one. Those that stick to a key hash it
 with each name, and the highest score wins (rendezvous hashing). So all processes agree without a table, and if a name
-goes, only its own keys move. Not here: when an endpoint is ejected (`ejection`), and where keys come from (`routing`).
+goes, only its own keys move.
 """
 
 import math

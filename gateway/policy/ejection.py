@@ -1,8 +1,8 @@
 """When a failing endpoint gets no requests for a while, and how it comes back.
 
-An endpoint is *ejected* by too many failures within a time. After some time it is *due*: one attempt, the trial, may
-go to it. Its success, or that of a health probe, ends the ejection, its failure begins it again; without a result the
-next attempt may be the trial. Not here: which endpoint gets a request (`balancing`).
+An endpoint is *ejected* by too many failures within a time. After some time it is *due*: one attempt, the trial, may go
+to it. Its success, or that of a health probe, ends the ejection, its failure begins it again; without a result the next
+attempt may be the trial.
 """
 
 from collections import deque

@@ -1,8 +1,4 @@
-"""Whether a failed attempt is followed by another, and when.
-
-Not here: which errors are failures (`ejection`), which endpoint gets the next attempt (`balancing`), and replacing a
-kept connection that had died (`backend.calling`).
-"""
+"""Whether a failed attempt is followed by another, and when."""
 
 from collections import deque
 

@@ -1,7 +1,6 @@
 """Which backend a request goes to, under which path, and what that path asks for (protocol section 8).
 
-A route matches by patterns of hosts, paths and model names, and may choose among several backends. Not here: which
-endpoint of the backend gets the request (`balancing`).
+A route matches by patterns of hosts, paths and model names, and may choose among several backends.
 """
 
 import fnmatch

@@ -1,6 +1,6 @@
 """W3C Trace Context (Level 1): the trace that a request is part of, in `traceparent` and `tracestate`.
 
-Traces are read, continued and begun here. Not here: spans (`telemetry.spans`).
+Traces are read, continued and begun here.
 """
 
 import re

@@ -1,7 +1,7 @@
 """File descriptors: how many a process may open, and how many connections of clients fit into them.
 
 Every connection is a descriptor. A process without free descriptors can accept no client, reach no backend and answer
-no health check, so the clients' share is bounded. Not here: counting the connections (`client.server`).
+no health check, so the clients' share is bounded.
 """
 
 import logging

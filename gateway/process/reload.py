@@ -1,7 +1,6 @@
 """Reload: the configuration's file is read again, by SIGHUP or because it has changed, and taken whole or not at all.
 
-Some keys cannot change without a restart (`keep_fixed`). Not here: how the data plane is changed (`app`), and how
-several workers agree on a change (`supervisor`).
+Some keys cannot change without a restart (`keep_fixed`).
 """
 
 import asyncio

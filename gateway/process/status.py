@@ -1,7 +1,7 @@
 """The data of the status page: the states and counts of all processes, added up, and the problems in them.
 
 An operator who looks at the page at night asks first: is the gateway healthy, and if not, who has to act? A `Problem`
-answers this. The page (`status.html`) has the names of these data. Not here: serving them (`admin`).
+answers this. The page (`status.html`) has the names of these data.
 """
 
 import os

@@ -2,7 +2,6 @@
 
 The supervisor has the admin listener and serves no client. It reserves the port, starts the workers, replaces workers
 that die, adds up their counts, lets all of them reload or none, and drains them together.
-Not here: the worker's own process, and the format of messages (`worker`).
 """
 
 import asyncio

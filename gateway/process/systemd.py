@@ -1,7 +1,7 @@
 """Tells systemd the state of the gateway: ready, reloading, stopping, and alive (sd_notify(3)).
 
 systemd names a datagram socket in the environment of a service that it waits for (`Type=notify`); without one, nothing
-is sent. Not here: when a message is sent (`cli`, `reload`), and how a hanging worker is found (`supervisor`).
+is sent.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 The messages are lines of JSON, over a socket that is a worker's standard input; when they end, the worker drains. Each
 worker has its own socket on the port, by SO_REUSEPORT, because the kernel spreads connections of one inherited socket
-unevenly. Not here: starting and replacing workers, and what their supervisor does with their messages (`supervisor`).
+unevenly.
 """
 
 import asyncio

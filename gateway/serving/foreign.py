@@ -1,7 +1,7 @@
 """How an inference is put to a server of another dialect than V2: described, judged, sent, and its answer labelled.
 
 Answers of such servers have no names, datatypes or shapes. These come from the model's description, which must be a
-recent one. Not here: the dialects (`codec`), and the gateway's answers in place of such servers (`own_answers`).
+recent one.
 """
 
 import time

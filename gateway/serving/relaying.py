@@ -3,9 +3,6 @@
 A binary inference passes to servers that read the binary extension themselves (protocol 11.5). There are three reasons
 to read its body first: it is small; it is compressed, and few servers inflate; or it has no header length, which the
 gateway then finds (protocol section 6). The limits of bodies hold; the content of tensors is not checked.
-
-Not here: whether a server reads the extension (`backend.speaking`), and the gateway's answers in place of a server
-(`own_answers`).
 """
 
 import re

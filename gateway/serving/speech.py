@@ -1,7 +1,6 @@
 """How an inference is put to a backend that speaks V2, and its answer understood.
 
-V2 is the dialect whose text may cross unchanged, and in which most models need no description. Not here: the order of
-the steps (`inference`), the other dialects (`foreign`), and which dialect a backend speaks (`backend.speaking`).
+V2 is the dialect whose text may cross unchanged, and in which most models need no description.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping

@@ -1,7 +1,7 @@
 """The access log: one line per finished exchange, as JSON or text; without it, a line per failure.
 
 Lines of successful exchanges are written together, because a log record, its lock and the writer's thread cost ten
-times as much as the line itself. Not here: where lines go (`log_writer`).
+times as much as the line itself.
 """
 
 import logging

@@ -6,7 +6,7 @@ scrape, because endpoints come and go with reloads and look-ups of names, and so
 Histograms have classic buckets, and no exemplars: the usual text format cannot carry them, and the access log already
 leads from a number to its requests, with ids, route, reason and seconds. The metrics of processes have the names and
 meanings that every exporter gives them, but stand for all processes together; they come from `/proc`, and are absent
-without it. Not here: counting (`counting`).
+without it.
 """
 
 import os

@@ -1,8 +1,4 @@
-"""The state of one process that serves clients, at one moment, for the metrics and the status page.
-
-Not here: its counts (`counting`), and putting together the readings of several processes (`metrics`, and
-`process.status`).
-"""
+"""The state of one process that serves clients, at one moment, for the metrics and the status page."""
 
 import time
 from typing import Literal

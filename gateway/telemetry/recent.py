@@ -1,7 +1,6 @@
 """What the status page shows of finished requests: the sums of the last minute, and the last failures.
 
-The sums are kept as slices of some seconds. Not here: what is counted (`counting`), and counts since the start
-(`metrics`).
+The sums are kept as slices of some seconds.
 """
 
 import time

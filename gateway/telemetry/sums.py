@@ -1,8 +1,7 @@
 """The table of sums: what is counted, a row for each series.
 
 Each process that serves clients adds its finished requests to such a table. With several workers the tables are sent to
-the supervisor and added up there as they are. Not here: what is counted in which row (`counting`), and who reads it
-(`metrics`, and `recent` for the last minute).
+the supervisor and added up there as they are.
 """
 
 from collections.abc import Iterable

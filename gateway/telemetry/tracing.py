@@ -1,7 +1,6 @@
 """Tracing (`tracing` in the configuration): gives requests their traces, and hands finished ones over to be sent.
 
-OpenTelemetry is imported only where `tracing` is configured, and is an extra. Not here: what the spans of a request are
-(`spans`), and what goes over the wire (`policy.trace_context`).
+OpenTelemetry is imported only where `tracing` is configured, and is an extra.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """One call of gRPC from its head to its end: its messages become requests, and the replies to these become messages.
 
 A message is the body that the corridor reads, as it reads a body of HTTP, and the corridor replies what it would reply
-over HTTP; the reply is made a message when all of it is there, or a status. Not here: how bytes come and go (`stream`),
-and what messages say (`inference`, `methods`).
+over HTTP; the reply is made a message when all of it is there, or a status.
 """
 
 import asyncio

@@ -15,8 +15,6 @@ Here is what each frame does, and how much work one client may ask for. The boun
 
 A frame that breaks HTTP/2 ends the connection. Frames may be on their way while their stream ends: they are passed
 over. What is held is bounded by the windows of streams; that of the connection is always opened again.
-
-Not here: one stream (`stream`), what frames look like (`frames`), and what calls mean (`call`, `methods`).
 """
 
 import asyncio

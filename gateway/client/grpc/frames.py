@@ -1,7 +1,6 @@
 """Frames of HTTP/2 as bytes (RFC 9113), and how many of them a client may send.
 
 Here: the rules of every type of frame, frames that go out within what the client allows, and a connection's credit.
-Not here: what frames do to a connection (`connection`), and the fields of a call (`heads`).
 """
 
 from collections.abc import Callable, Sequence

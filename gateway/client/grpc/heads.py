@@ -1,7 +1,4 @@
-"""The fields of a call, and those of its answer with its status: as HPACK has them (RFC 7541), and what they mean.
-
-Not here: frames (`frames`), and which call it is (`call`).
-"""
+"""The fields of a call, and those of its answer with its status: as HPACK has them (RFC 7541), and what they mean."""
 
 import re
 from collections.abc import Sequence

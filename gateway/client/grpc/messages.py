@@ -2,8 +2,7 @@
 
 Classes are made for a pool of descriptors of their own. So no generated code has to fit the runtime of protobuf that is
 installed, and nothing clashes with a client library in the same process; tests/grpc/test_messages.py compares them with
-tritonclient's. Here, too: fields as bytes, and what messages have in common in the terms of HTTP. Not here: what calls
-mean (`methods`, `inference`).
+tritonclient's. Here, too: fields as bytes, and what messages have in common in the terms of HTTP.
 """
 
 import math

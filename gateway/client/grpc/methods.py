@@ -1,6 +1,6 @@
 """The methods of the two services: what each asks for over HTTP, and how its answer becomes a message.
 
-One row a method. Not here: `ModelInfer` and `ModelStreamInfer`, whose messages hold tensors (`inference`).
+One row a method.
 """
 
 from typing import Any, NamedTuple

@@ -1,7 +1,6 @@
 """One call of a client, a stream of HTTP/2: its messages as they come, and what is written back.
 
-Here: where a message begins and ends, windows, and waiting. Not here: the frames of a connection (`connection`), and
-what messages mean.
+Here: where a message begins and ends, windows, and waiting.
 """
 
 import asyncio

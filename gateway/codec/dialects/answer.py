@@ -13,9 +13,6 @@ all of them, in one of these forms:
 Values become bytes of their datatypes while their text passes by, also those of outputs that the client wants in JSON:
 so they are proved, and get the shape of their nesting. These are printed again, flat, at the end. The other members of
 the answer are passed over.
-
-Not here: how the text is walked along the paths (`walk`), how a value is read (`output`), and what answers a request
-gets that is not sent.
 """
 
 from collections.abc import Generator, Iterator

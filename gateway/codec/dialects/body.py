@@ -10,7 +10,7 @@
 
 All else is written as the JSON that it is. A template is read once. A request fills the places in it, which raise
 `CodecError` for what they cannot say; what stands there becomes JSON piece by piece when the body is sent, so that the
-JSON never exists as a whole. Not here: where outputs stand in an answer (`paths`).
+JSON never exists as a whole.
 """
 
 import json

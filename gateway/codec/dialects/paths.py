@@ -1,7 +1,6 @@
 """Where outputs stand in answers: paths after RFC 9535, of `$`, `.name`, `['name']`, `[0]` and at most one `[*]`.
 
-The paths of all outputs of a model are one tree, along which an answer is read while it arrives. Not here: the reading
-(`walk`).
+The paths of all outputs of a model are one tree, along which an answer is read while it arrives.
 """
 
 import json

@@ -1,7 +1,7 @@
 """An inference request as a value, for other dialects than V2.
 
 What clients of V2 send is read: all inputs, those in JSON too, become tensors, and everything is proved right before
-anything is sent. Not here: the bodies that are made of it (`body`).
+anything is sent.
 """
 
 from collections.abc import Generator, Mapping

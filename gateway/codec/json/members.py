@@ -2,8 +2,6 @@
 
 msgspec judges the text, which must be JSON in UTF-8; of two members with one key the last wins (protocol 1.6). NaN,
 Infinity and -Infinity are taken beside what JSON allows: many servers and clients write them.
-
-Not here: documents that arrive in pieces (`arriving`), and what any member means.
 """
 
 import re

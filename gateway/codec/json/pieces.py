@@ -1,7 +1,7 @@
 """How text is cut into pieces that are worked on one at a time: how large they are, and where a cut may be.
 
 Here: following strings and brackets to where a value ends, cuts between the values of an array, and cuts inside a
-string that is longer than a piece. Not here: what is read from a piece, and whether it is JSON (`prover`).
+string that is longer than a piece.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Elements of BYTES from base64 (protocol 4.8), a piece at a time. Not here: the JSON around it (`string_reading`)."""
+"""Elements of BYTES from base64 (protocol 4.8), a piece at a time."""
 
 import binascii
 from collections.abc import Generator

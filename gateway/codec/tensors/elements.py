@@ -12,7 +12,7 @@ finds the bounds of a window of elements at a time where it can, once for checki
 That every element is UTF-8 is proved for a window at once. Zeros stand in place of the lengths, which are characters
 of their own: no character can reach from the end of one element into the next.
 
-Here: proving a blob right, finding its elements, and making one. Not here: JSON (`string_printing`, `string_reading`).
+Here: proving a blob right, finding its elements, and making one.
 """
 
 import struct

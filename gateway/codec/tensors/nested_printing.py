@@ -8,8 +8,6 @@ where a single item is too much, that is printed in steps in the same way:
 A list costs orjson as much as two numbers, so it counts as such. Dimensions of 1 at the end ([n, 1]) are printed
 without lists, and then each comma becomes `],[`: two times faster, and numpy has no arrays of as many dimensions as
 the protocol.
-
-Not here: rows of several tensors (`row_printing`), flat data and strings (`number_printing`, `string_printing`).
 """
 
 from collections.abc import Iterable, Iterator

@@ -9,8 +9,6 @@ by value: ten times slower and tolerant.
 Rounding. All parsers return float64, and a number for FP32 would be rounded twice: decimal to float64, float64 to FP32.
 The result differs from rounding once only if the float64 lies exactly between two FP32 and the decimal does not. The
 bits of a float64 tell whether it lies so; then the decimal is looked up in the text and compared exactly.
-
-Not here: text that arrives in pieces, and how it is nested (`number_reading`).
 """
 
 import json

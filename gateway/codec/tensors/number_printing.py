@@ -14,8 +14,6 @@ other integers, whose texts are shorter, orjson is as fast.
 
 orjson prints NaN and the infinities as null without a word: the caller has refused what it does not want. Where it
 wants literals, the nulls of each piece are found, and the literals put in their places, in order.
-
-Not here: reading numbers (`number_reading`), BYTES (`string_printing`).
 """
 
 from collections.abc import Iterator

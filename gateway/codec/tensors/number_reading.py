@@ -15,9 +15,6 @@ The end of the data is found without reading numbers. Inside an array of numbers
 the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
 Where this guess or the parser fails, as for null and a quoted "NaN", the sink walks through a shorter piece as any
 `Prover` does, and the standard library's parser reads it.
-
-Not here: the numbers of one text (`number_parsing`), printing (`number_printing`), BYTES (`string_reading`), where in a
-document a tensor stands.
 """
 
 from typing import ClassVar

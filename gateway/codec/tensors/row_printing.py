@@ -2,8 +2,6 @@
 
 The texts of many elements are made at once, for each tensor, and put together row by row by a template: the JSON of a
 row with `%b` for each element. A row that is long, or has long strings, is printed tensor by tensor.
-
-Not here: one tensor alone, which is its own rows (`nested_printing`).
 """
 
 from collections.abc import Iterator, Sequence

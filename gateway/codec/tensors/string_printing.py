@@ -22,8 +22,6 @@ in each element 1.6 against 2.8.
 
 An element that is longer than a window is escaped in parts, cut between two characters; in base64, between two groups
 of three bytes.
-
-Not here: reading them (`string_reading`), and proving that the elements are right (`elements`).
 """
 
 import binascii

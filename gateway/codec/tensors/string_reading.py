@@ -18,8 +18,6 @@ Strings are read in one of three ways, the first that fits what stands in the te
    before it at the end, and in the text behind it stands an empty one in its place.
 
 An object with base64 is an element with more around it: its octets are decoded at once, or in parts.
-
-Not here: base64 (`base64_reading`), printing (`string_printing`), where in a document a tensor stands.
 """
 
 import json

@@ -3,8 +3,7 @@
 Requests that say the same of everything but the first dimension of their inputs, and their ids, become one request with
 the rows of all. Only what is binary on both sides is joined: its rows are bytes behind one another. The JSON of a
 request, and that of an answer, is kept with marks in place of its rows and sizes, which are filled in for the batch and
-for each client. Not here: which requests wait for which (`serving.batching`), and what the joined request becomes for
-its backend.
+for each client.
 """
 
 from collections.abc import Generator, Iterable, Sequence

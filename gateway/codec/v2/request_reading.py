@@ -1,7 +1,6 @@
 """The JSON of a request as clients write it: found in the body and judged (protocol 1 and 2).
 
-Whatever the backend speaks, a client's request is read here. Not here: what it becomes (`request` for V2,
-`codec.dialects.request` for the others), and the values in blobs and in JSON data.
+Whatever the backend speaks, a client's request is read here.
 """
 
 import math
