@@ -34,8 +34,8 @@ PIECE_BYTES = 8 * 1024
 """How much of a chunked body is decoded in one go at most: of chunks of one byte that takes 0.8 ms."""
 
 DOUBTED_BYTES = 1024
-"""The same as `PIECE_BYTES` where chunks may be tiny: at the beginning of a body, and after a piece of which more than
-half was framing. This takes a tenth of the time."""
+"""As `PIECE_BYTES`, where chunks may be tiny: at the beginning of a body, and after a piece of which more than half was
+framing. This takes a tenth of the time."""
 
 WINDOW_BYTES = 64 * 1024
 """After how many bytes on the wire a chunked body is judged by `MIN_SHARE`, again and again."""

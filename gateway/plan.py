@@ -18,7 +18,7 @@ from gateway.codec.inference import HeaderLimits
 from gateway.config import Config
 from gateway.config.schema import Batch, PerClient
 from gateway.config.tokens import read_tokens
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import LOOP_DETECTED, ErrorKind, GatewayError
 from gateway.headers import Headers
 from gateway.policy.access import Access
 from gateway.policy.crossing import BackendHeaders, went_through
@@ -109,7 +109,7 @@ class Plan:
             raise GatewayError(
                 ErrorKind.NO_ROUTE,
                 "this request has passed through this gateway before: one of its backends leads back to it",
-                status=508,
+                status=LOOP_DETECTED,
             )
         find = self._kept_match if len(host) + len(target) <= KEPT_CHARACTERS else self._match
         return find(method, host, target)

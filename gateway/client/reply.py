@@ -162,19 +162,19 @@ class Reply(ClientBody):
         if status >= 400 and exchange.error is None:
             exchange.error = ErrorKind.BACKEND_ERROR  # the gateway's own errors are set before
 
-    def _head(self, status: int, headers: Pairs, length: int | None, ready: str) -> bytes:
+    def _head(self, status: int, headers: Pairs, length: int | None, lines: str) -> bytes:
         """The head of the reply, which says how its body and the connection end (RFC 9112 sections 6 and 9)."""
         is_old = self._request.version < (1, 1)
         self._decide(status, length, is_old=is_old)
         first = f"HTTP/1.{0 if is_old else 1} {status} {_PHRASES.get(status, '')}\r\n"
-        ready = f"{ready}\r\n" if ready else ""
+        lines = f"{lines}\r\n" if lines else ""
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers if name.lower() not in _WRITTEN_HERE])
         timing = f"Server-Timing: {self._plan.timing(self._exchange)}\r\n" if self._plan.timing is not None else ""
         framing = "Transfer-Encoding: chunked\r\n" if self._is_chunked else ""
         if length is not None and status != 204:
             framing = f"Content-Length: {length}\r\n"
         persistence = _KEPT[is_old] if self._connection.keeps_alive else "Connection: close\r\n"
-        text = f"{first}{ready}{fields}X-Request-Id: {self._exchange.request_id}\r\n{timing}{framing}{persistence}"
+        text = f"{first}{lines}{fields}X-Request-Id: {self._exchange.request_id}\r\n{timing}{framing}{persistence}"
         said = text.lower()
         server = "" if "\r\nserver:" in said else "Server: tensor-gateway\r\n"
         date = "" if "\r\ndate:" in said else _date(int(time.time()))

@@ -95,8 +95,8 @@ class Inspected:
         """Add to *findings*, which are `errors` or `warnings`.
 
         The line is that of *key*, or, where *key* has its default, of the first key that *reason* names.
-        A finding that follows from another mistake is left out: if *key* has an error or was not read, or if that is so
-        of a key that *reason* names.
+        Left out if *key*, or a key that *reason* names, has an error already or was not read: then the finding may only
+        follow from that mistake.
         """
         named = _NAMED_KEY.findall(reason)
         wrong = [error.key for error in self.errors]

@@ -107,7 +107,7 @@ def _ready(call: Call) -> bytes:
 
 
 async def instead(call: Call, status: int) -> bytes | None:
-    """The gateway's answer if a server of V2 says with *status* that it lacks a path; None if the gateway has none."""
+    """What the gateway answers where a V2 server says with *status* that it lacks the path; None if it has none."""
     method, match, path = call.request.method, call.match, call.match.v2_path
     # a 405 to HEAD says that the path exists; a path with a slash at its end is none of the protocol's
     is_lacking = status in LACKING and method in ("GET", "HEAD") and (method, status) != ("HEAD", 405)

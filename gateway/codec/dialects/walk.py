@@ -2,8 +2,8 @@
 
 A value is nested data, whose shape is that of its nesting, or a scalar. In rows, each output has one value in each
 row; together these are one tensor. Most of them are short, so their texts wait until there are many, and are read as
-one array. The memory that waiting takes is bounded for all outputs together: with a thousand outputs, a sink that waits
-for a piece of its own for each of them would hold more text than the tensors.
+one array. The memory that waiting takes is bounded for all outputs together: if each of a thousand outputs waited for a
+full piece of its own, the waiting text would be larger than the tensors.
 
 What is on no path is passed over; of the members beside the outputs those that say an error are kept. Of two members
 with one name the last wins (protocol 1.6): whenever a value on a path begins, all that stood there before is forgotten.

@@ -41,7 +41,7 @@ LIST_PIECE_BYTES = 32 * 1024
 """How much text orjson works on in one step: it is two to four times slower than simdjson."""
 
 MAX_FEW = 64
-"""The most numbers that `read_few` reads: up to here Python's numbers cost less than calls of numpy."""
+"""The most numbers that `read_few` reads, by Python's numbers: numpy's calls make a small request cost a tenth more."""
 
 MAX_EXPONENTS = 64
 """How many numbers of one text may have an exponent for simdjson to read it. With 19 digits or more, as `%.18e` writes

@@ -86,7 +86,7 @@ LATER = b"\0"
 """Stands in a printed message for `data` whose text comes later. No JSON has this byte."""
 
 RUN_BYTES = 1024
-"""How much text of short members and entries is read together. A long one among them makes this search useless."""
+"""How much text of short members and entries is read together. If one is longer, the text was searched in vain."""
 
 LIST_LATER = Raw(b"[%b]" % LATER)
 """Stands for `data` of which only the inside of the array comes later."""
