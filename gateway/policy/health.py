@@ -19,12 +19,14 @@ class Finding(Enum):
     """Another status, no connection, no answer in time, or an answer that is not HTTP."""
     NOT_FOUND = "not found"
     """404: a failure where the path is known to exist."""
+    DENIED = "denied"
+    """Other credentials are wanted, such as the clients': a failure where those of the probes were accepted before."""
 
     @classmethod
-    def of(cls, status: int) -> "Finding":
-        """The result of a probe whose answer has *status*."""
-        if status == 404:
-            return cls.NOT_FOUND
+    def of(cls, status: int, *, needs_credentials: bool) -> "Finding":
+        """The result of a probe whose answer has *status*, and says whether it *needs_credentials*."""
+        if needs_credentials or status == 404:
+            return cls.DENIED if needs_credentials else cls.NOT_FOUND
         return cls.HEALTHY if 200 <= status <= 299 else cls.FAILED
 
 
@@ -37,24 +39,25 @@ class Condition:
     """How many of the latest probes in a row contradict `is_up`."""
     has_succeeded: bool = False
     """Whether any probe of this path has succeeded."""
-    is_path_missing: bool = False
-    """Whether the endpoint has answered 404, and never with success: it cannot be judged by this path."""
+    is_unjudged: bool = False
+    """Whether the endpoint has answered `NOT_FOUND` or `DENIED`, and never with success: its health is not known."""
 
     def after(self, finding: Finding, unhealthy_after: int, healthy_after: int) -> "Condition":
         """The condition after one more probe.
 
         After *unhealthy_after* failures in a row the endpoint is down, after *healthy_after* successes it is up again.
-        A 404 before the first success counts as one: the server runs, and could never succeed by this path.
+        `NOT_FOUND` or `DENIED` before the first success counts as one: the server runs, and such probes could never
+        succeed.
         """
-        is_path_missing = finding is Finding.NOT_FOUND and not self.has_succeeded
-        is_good = finding is Finding.HEALTHY or is_path_missing
+        is_unjudged = finding in (Finding.NOT_FOUND, Finding.DENIED) and not self.has_succeeded
+        is_good = finding is Finding.HEALTHY or is_unjudged
         n_against = 0 if is_good == self.is_up else self.n_against + 1
         is_change = n_against >= (unhealthy_after if self.is_up else healthy_after)
         return Condition(
             is_up=self.is_up != is_change,
             n_against=0 if is_change else n_against,
             has_succeeded=self.has_succeeded or finding is Finding.HEALTHY,
-            is_path_missing=is_path_missing or (self.is_path_missing and finding is not Finding.HEALTHY),
+            is_unjudged=is_unjudged or (self.is_unjudged and finding is not Finding.HEALTHY),
         )
 
     def for_another_path(self) -> "Condition":

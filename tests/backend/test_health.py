@@ -113,6 +113,7 @@ async def probing(url: str, settings: str = "", **keys: str) -> AsyncIterator[tu
         (b"HTTP/1.1 500 " + EMPTY, "500"),
         (b"HTTP/1.1 302 Found\r\nLocation: /ready" + EMPTY, "302 Found"),
         (b"HTTP/1.1 404 Not Found" + EMPTY, "404 Not Found"),  # a probe has succeeded before
+        (b"HTTP/1.1 401 Unauthorized" + EMPTY, "401 Unauthorized"),
         (b"HTTP/1.1 600 Odd" + EMPTY, "600 Odd"),
         (b"HTTP/1.1 099 Odd" + EMPTY, "099 Odd"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nok", "no answer within 0.2 s (health.timeout)"),
@@ -292,16 +293,32 @@ async def test_requests_go_where_probes_find_the_endpoint_up_and_anywhere_if_non
             assert await asked() == {"one": 10, "other": 0}
 
 
-async def test_a_path_that_is_not_there_is_said_once_and_takes_nothing_out(caplog: pytest.LogCaptureFixture) -> None:
+TORCHSERVES_400 = b'{"type": "InvalidKeyException", "message": "Token Authorization failed"}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "lacking"),
+    [
+        ("404 Not Found", b"", "that path"),
+        ("401 Unauthorized", b"", "credentials that it accepts (headers.set), or a path that needs none,"),
+        ("403 Forbidden", b"", "credentials that it accepts (headers.set), or a path that needs none,"),
+        ("400 Bad Request", TORCHSERVES_400, "credentials that it accepts (headers.set), or a path that needs none,"),
+    ],
+)
+async def test_a_server_that_probes_cannot_judge_is_said_once_and_not_taken_out(
+    status: str, body: bytes, lacking: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "gateway")
     async with serving() as server:
-        server.answer = b"HTTP/1.1 404 Not Found" + EMPTY
-        async with probing(server.url) as (_, state):
+        server.answer = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        async with probing(server.url) as (upstream, state):
             await server.answers(8)
             assert state.is_up
+            assert upstream.is_usable
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert lines(caplog) == [
-        f"backend 'main': {server.url} answers 404 Not Found to probes of /ready (health.path): without that "
-        "path the probes say nothing about its health, and it counts as up"
+        f"backend 'main': {server.url} answers {status} to probes of /ready (health.path): without {lacking} the "
+        "probes say nothing about its health, and it counts as up"
     ]
 
 

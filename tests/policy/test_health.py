@@ -6,7 +6,7 @@ import pytest
 
 from gateway.policy.health import FIRST_WITHIN_S, JITTER, Condition, Finding, first_round_s, next_round_s
 
-LETTERS = {"+": Finding.HEALTHY, "-": Finding.FAILED, "4": Finding.NOT_FOUND}
+LETTERS = {"+": Finding.HEALTHY, "-": Finding.FAILED, "4": Finding.NOT_FOUND, "1": Finding.DENIED}
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ LETTERS = {"+": Finding.HEALTHY, "-": Finding.FAILED, "4": Finding.NOT_FOUND}
         (300, Finding.FAILED),
         (302, Finding.FAILED),
         (400, Finding.FAILED),
-        (401, Finding.FAILED),
+        (405, Finding.FAILED),
         (404, Finding.NOT_FOUND),
         (429, Finding.FAILED),
         (500, Finding.FAILED),
@@ -28,7 +28,11 @@ LETTERS = {"+": Finding.HEALTHY, "-": Finding.FAILED, "4": Finding.NOT_FOUND}
     ],
 )
 def test_only_statuses_of_success_are_healthy(status: int, finding: Finding) -> None:
-    assert Finding.of(status) is finding
+    assert Finding.of(status, needs_credentials=False) is finding
+
+
+def test_an_answer_that_wants_credentials_is_denied_whatever_its_status() -> None:
+    assert {Finding.of(status, needs_credentials=True) for status in (400, 401, 403)} == {Finding.DENIED}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,11 @@ def test_only_statuses_of_success_are_healthy(status: int, finding: Finding) -> 
         ("4+444", "UUUUUD"),
         ("+4-4", "UUUUD"),
         ("+---44", "UUUUDDD"),
+        # the same for a server that wants credentials of its clients, which probes do not have
+        ("1111", "UUUUU"),
+        ("1414", "UUUUU"),
+        ("---11", "UUUDDU"),
+        ("+111", "UUUUD"),
     ],
 )
 def test_an_endpoint_is_up_until_it_was_found_down(probes: str, up: str) -> None:
@@ -80,7 +89,7 @@ def test_one_probe_is_enough_where_the_configuration_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("probes", "missing"),
+    ("probes", "unjudged"),
     [
         ("4", "M"),
         ("44", "MM"),
@@ -88,15 +97,18 @@ def test_one_probe_is_enough_where_the_configuration_says_so() -> None:
         ("-4", ".M"),
         ("+4", ".."),
         ("4+4", "M.."),
+        ("1", "M"),
+        ("41-1", "MMMM"),
+        ("+1", ".."),
     ],
 )
-def test_a_missing_path_is_news_once(probes: str, missing: str) -> None:
+def test_that_an_endpoint_cannot_be_judged_is_news_once(probes: str, unjudged: str) -> None:
     condition = Condition()
     seen = ""
     for probe in probes:
         condition = condition.after(LETTERS[probe], unhealthy_after=3, healthy_after=2)
-        seen += "M" if condition.is_path_missing else "."
-    assert seen == missing
+        seen += "M" if condition.is_unjudged else "."
+    assert seen == unjudged
     assert len([is_missing for is_missing, _ in groupby(seen) if is_missing == "M"]) <= 1
 
 
