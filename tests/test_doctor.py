@@ -310,9 +310,10 @@ async def test_credentials_from_the_environment_and_from_a_file_are_used_and_not
         (
             "/v2",
             ["-H", BEARER + "${OTHER}"],
-            "it needs credentials other than Authorization (401: who is",
+            "it refuses the Authorization of --header (401: who is there?): is it right, and not expired?",
             2,
         ),
+        ("/v2", ["-H", "X-Tenant: ${OTHER}"], "it needs credentials (401: who is there?): give them with --header", 2),
         ("/v2/models/m/infer", [], "it needs credentials (401: who is there?): give them with --header", 1),
     ],
 )
@@ -330,7 +331,7 @@ async def test_a_server_that_knows_the_credentials_may_not_allow_them() -> None:
     async with lying(answering(b'{"error": "readers only"}', "403 Forbidden")) as liar:
         found = await doctor(liar.url, "-H", BEARER + "${TOKEN}", environment={"TOKEN": "a"})
     (problem,) = found.findings("problem")
-    assert problem.startswith("it needs credentials other than Authorization (403: readers only)")
+    assert problem.startswith("it refuses the Authorization of --header (403: readers only)")
     assert found.code == 2
 
 

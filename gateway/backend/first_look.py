@@ -96,7 +96,7 @@ async def _look(name: str, backend: Backend, endpoint: Endpoint, fields: Fields,
     try:
         async with free, asyncio.timeout(LOOK_S):
             endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
-            finding = await _find(backend, endpoint, Asker(connections, endpoint, fields).get)
+            finding = await _find(name, backend, endpoint, Asker(connections, endpoint, fields).get)
     except TimeoutError:
         finding = Finding(BAD, f"no answer to GET {endpoint.base_path}/v2 within {LOOK_S:g} s")
     except (GatewayError, OSError, UnicodeError):  # this machine is at its limits, or `resolving` reports it
@@ -111,7 +111,7 @@ async def resolved(endpoint: Endpoint) -> Endpoint:
     return replace(endpoint, addresses=usable_addresses(await look_up(endpoint.host)))
 
 
-async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
+async def _find(name: str, backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
     """Look at *endpoint*: one question, and more if its answer needs an explanation.
 
     Raises `GatewayError` if this machine cannot ask.
@@ -133,6 +133,9 @@ async def _find(backend: Backend, endpoint: Endpoint, get: Get) -> Finding:
         return Finding(GOOD, words)
     if said.dialect:
         words = f"{_said(endpoint, answer)}, and otherwise as {_AS[said.dialect]}: set `dialect: {said.dialect}`"
+    elif refused := answer.refused(backend.headers.set):  # it replaces the clients' own, which might be accepted
+        words = f"the {refused} of `backends.{shortened(name)}.headers.set` is refused; is it right, and not expired?"
+        return Finding(BAD, f"{_said(endpoint, answer)}: {words}")
     elif finding := await judge(endpoint, answer):
         return finding
     else:

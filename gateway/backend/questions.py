@@ -6,7 +6,7 @@ take no slot and are counted nowhere.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,6 +33,9 @@ TORCHSERVE = "TorchServe"
 
 _TORCHSERVES_404 = b'"ResourceNotFoundException"'
 """A part of TorchServe's error for a path that it does not have, such as `/v2`."""
+
+_CREDENTIALS = frozenset({"authorization", "x-api-key"})
+"""Header fields that say who asks, in lower case."""
 
 _STARTING_OR_BUSY = frozenset({429, 500, 502, 503, 504})
 """Statuses that do not tell which paths a server has; they may also come from its proxy."""
@@ -80,6 +83,10 @@ class Answer(NamedTuple):
     def needs_credentials(self) -> bool:
         """Whether the server refuses clients without the right credentials; TorchServe does so with 400."""
         return self.status in (401, 403) or (self.status == 400 and b'"InvalidKeyException"' in self.body)
+
+    def refused(self, sent: Iterable[str]) -> str:
+        """The names of those header fields, of the *sent* ones, that say who asks, where the server refuses that."""
+        return " and ".join(name for name in sent if self.needs_credentials and name.lower() in _CREDENTIALS)
 
     @property
     def json(self) -> Any:

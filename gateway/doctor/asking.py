@@ -103,11 +103,12 @@ class Asker(questions.Asker):
 
     def judge_credentials(self, answer: Answer) -> None:
         """Raise `ProblemError`, which says what to do, if *answer* requires credentials."""
+        if refused := answer.refused(self.headers):
+            raise ProblemError(f"it refuses the {refused} of --header ({answer.words}): is it right, and not expired?")
         if answer.needs_credentials:
-            others = f" other than {', '.join(self.headers)}" if self.headers else ""
             raise ProblemError(
-                f"it needs credentials{others} ({answer.words}): give them with --header 'Authorization: Bearer "
-                "${TOKEN}', which takes TOKEN from the environment; ${file:PATH} takes a file"
+                f"it needs credentials ({answer.words}): give them with --header 'Authorization: Bearer ${{TOKEN}}', "
+                "which takes TOKEN from the environment; ${file:PATH} takes a file"
             )
 
     async def post(self, path: str, body: bytes, header_length: int | None = None) -> Answer:

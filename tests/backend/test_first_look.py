@@ -75,6 +75,26 @@ async def test_a_server_of_the_protocol_is_named(
     assert "User-Agent: tensor-gateway/" in head
 
 
+@pytest.mark.parametrize("dialect", ["v2", "tensorflow", "auto"])
+async def test_credentials_of_the_configuration_that_are_refused_are_a_warning(
+    caplog: pytest.LogCaptureFixture, dialect: str
+) -> None:
+    async with lying(answering(b"{}", "401 Unauthorized")) as liar:
+        await look(liar.url, backend=f", dialect: {dialect}, headers: {{set: {{authorization: Bearer s3cret}}}}")
+    words = "the authorization of `backends.main.headers.set` is refused; is it right, and not expired?"
+    assert said(caplog) == [("WARNING", f"{liar.url}: answers GET /v2 with 401 Unauthorized: {words}")]
+
+
+async def test_other_headers_of_the_configuration_leave_credentials_to_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with lying(answering(b"{}", "401 Unauthorized")) as liar:
+        await look(liar.url, backend=", headers: {set: {X-Tenant: vision}}")
+    assert said(caplog) == [
+        ("INFO", f"{liar.url}: answers, and needs credentials (401 Unauthorized): clients send theirs")
+    ]
+
+
 async def test_what_the_backends_headers_and_its_path_say_holds_for_the_look(caplog: pytest.LogCaptureFixture) -> None:
     async with lying(answering(json.dumps(METADATA).encode())) as liar:
         await look(f"{liar.url}/prod", backend=", headers: {set: {Authorization: Bearer abc}}")
