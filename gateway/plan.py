@@ -86,6 +86,7 @@ class Plan:
         self.router = _router(config)
         self.backends = {backend: BackendPlan(config, backend) for backend in config.backends}
         self.limits = config.limits
+        self.in_flight_bytes = config.in_flight_bytes
         self.limits_clients = config.limits.per_client != PerClient()
         self.header_limits = HeaderLimits(config.limits.header, config.limits.tensors)
         self.compression = config.compression

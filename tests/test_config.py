@@ -107,12 +107,15 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
         ("trusted_proxies: [proxy.local]\n" + MINIMAL, "got 'proxy.local'"),
         ("trusted_proxies: [1]\n" + MINIMAL, "trusted_proxies[0]: expected an address"),
         ("workers: 0\n" + MINIMAL, "workers: expected at least 1"),
-        ("workers: 10\n" + MINIMAL, "limits.in_flight_bytes: expected at least `limits.request_body` for each of"),
+        (
+            "workers: 10\nlimits: {in_flight_bytes: 2GiB}\n" + MINIMAL,
+            "limits.in_flight_bytes: expected at least 2560MiB: `limits.request_body` for each of the `workers`; or",
+        ),
         ("logging: {sample: -0.1}\n" + MINIMAL, "logging.sample: expected a share from 0 to 1"),
         ("logging: {sampel: 1}\n" + MINIMAL, "logging.sampel: unknown key, did you mean `sample`?"),
         (
             "limits: {in_flight_bytes: 1MiB}\n" + MINIMAL,
-            "limits.in_flight_bytes: expected at least `limits.request_body`",
+            "limits.in_flight_bytes: expected at least 256MiB: `limits.request_body` for each",
         ),
         ("limits: {concurrent_requests: 0}\n" + MINIMAL, "limits.concurrent_requests: expected at least 1"),
         (
@@ -563,12 +566,34 @@ def test_each_worker_has_its_share_of_every_limit_that_counts_what_is_held() -> 
     config = parse("workers: 2\n" + MINIMAL)
     assert (config.max_connections("a"), config.share().max_connections("a")) == (512 + 16, 256 + 16)
     assert config.share().backends["a"].queue.length == 0
-    assert parse(MINIMAL).share() == parse(MINIMAL)
+    alone = parse(MINIMAL + "limits: {in_flight_bytes: 2GiB}\n")
+    assert alone.share() == parse(MINIMAL).share() == alone
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("", "2GiB"),
+        ("workers: 8\n", "2GiB"),
+        ("workers: 9\n", "2304MiB"),
+        ("workers: 16\n", "4GiB"),
+        ("workers: 16\nlimits: {request_body: 1GiB}\n", "16GiB"),
+        ("workers: 16\nlimits: {request_body: 64MiB}\n", "2GiB"),
+        ("limits: {request_body: 3GiB}\n", "3GiB"),
+        ("workers: 16\nlimits: {in_flight_bytes: 8GiB}\n", "8GiB"),
+    ],
+)
+def test_the_bytes_in_flight_grow_with_the_workers_where_the_file_does_not_say_how_many(text: str, size: str) -> None:
+    config = parse(text + MINIMAL)
+    assert str(config.in_flight_bytes) == size
+    assert config.share().in_flight_bytes == config.in_flight_bytes // config.workers >= config.limits.request_body
+    assert decode(encode(config)).in_flight_bytes == config.in_flight_bytes
 
 
 def test_serve_with_a_backend_is_the_minimal_file() -> None:
     assert for_backend("http://x:1/").backends["default"].endpoints == ["http://x:1"]
     assert for_backend("http://x:1", listen="[::1]:5").listen.host == "::1"
+    assert for_backend("http://x:1", workers="16").workers == 16
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -93,7 +93,10 @@ def test_all_that_is_wrong_is_told_in_one_run_in_the_order_of_the_lines() -> Non
         ("workers: 1\nbackends: {}\n", "f:2: backends: expected at least one"),
         # what does not go with a default is found where it stands
         (MINIMAL + "listen: 0.0.0.0:9090\n", "f:2: admin: the same address as `listen`"),
-        (MINIMAL + "workers: 9\n", "f:2: limits.in_flight_bytes: expected at least `limits.request_body` for each"),
+        (
+            MINIMAL + "workers: 1000\n",
+            "f:2: limits.concurrent_requests: expected at least as many as `workers`",
+        ),
     ],
 )
 def test_lines_are_those_of_the_key_or_of_what_is_around_it(text: str, expected: str) -> None:

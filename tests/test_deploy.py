@@ -365,13 +365,13 @@ def test_memory_of_the_gateway_follows_from_its_limits() -> None:
     settings = config.load(DEPLOY / "gateway.yaml")
     limits = settings.limits
     assert isinstance(settings.workers, int)
-    needed = 2 * limits.in_flight_bytes // 1024**2 + 4 * limits.concurrent_requests + 128 * settings.workers
+    needed = 2 * settings.in_flight_bytes // 1024**2 + 4 * limits.concurrent_requests + 128 * settings.workers
     assert mebibytes(SERVICES["gateway"]["mem_limit"]) == needed
     formula = "2 x limits.in_flight_bytes + 4 MiB x limits.concurrent_requests + 128 MiB x workers"
     for file in (DEPLOY / "compose.yaml", DEPLOY / "README.md", DEPLOY.parent / "docs/operations.md"):
         assert formula in file.read_text().replace("`", ""), file
     # no single request can take the budget of all
-    assert 4 * limits.request_body <= limits.in_flight_bytes
+    assert 4 * limits.request_body <= settings.in_flight_bytes
 
 
 # The README

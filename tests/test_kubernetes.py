@@ -657,7 +657,7 @@ def containers_of(deployment: Object) -> list[Object]:
 def memory_bytes(config: Config) -> int:
     """What a gateway may need, by the formula of docs/kubernetes.md."""
     limits = config.limits
-    return 2 * limits.in_flight_bytes + 4 * MIB * limits.concurrent_requests + 128 * MIB * config.workers
+    return 2 * config.in_flight_bytes + 4 * MIB * limits.concurrent_requests + 128 * MIB * config.workers
 
 
 @each_form
@@ -842,7 +842,7 @@ async def test_gateway_that_is_full_stays_within_the_memory_of_its_container(
 ) -> None:
     """Requests fill most of `in_flight_bytes`, answers are twice as large, and nobody reads until all are there."""
     size = 8 * MIB
-    n_requests = pod.config.limits.in_flight_bytes * 3 // 4 // size
+    n_requests = pod.config.in_flight_bytes * 3 // 4 // size
     array = np.random.default_rng(1).random((1, size // 4), dtype=np.float32)
     answered = np.concatenate([array, array])
     data = orjson.dumps(answered, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -130,6 +130,8 @@ def test_what_needs_a_restart_stays_and_is_named() -> None:
     assert keep_fixed(running, tls) == (tls, ["tls"])
     other = parse(f"workers: 2\ntls: {{certificate: c, key: other}}\n{backends}")
     assert keep_fixed(other, tls) == (other, [])
+    kept, names = keep_fixed(parse(backends), parse(f"workers: 16\n{backends}"))  # 2 GiB would not do for these
+    assert (kept.in_flight_bytes, names) == (4 * 1024**3, ["workers"])
 
 
 def test_what_stays_is_hidden_as_it_was_and_what_is_new_as_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:

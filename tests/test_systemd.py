@@ -332,7 +332,7 @@ def test_the_unit_fits_the_configuration_and_the_readme() -> None:
     memory = int(values["MemoryMax"][0].removesuffix("G")) * 1024**3
     limits = example.limits
     needed_mebibytes = 4 * limits.concurrent_requests + 128 * example.workers  # docs/operations.md, Memory
-    assert memory >= 2 * limits.in_flight_bytes + needed_mebibytes * 1024**2
+    assert memory >= 2 * example.in_flight_bytes + needed_mebibytes * 1024**2
     descriptors = int(values["LimitNOFILE"][0])
     assert connections_that_fit(example, descriptors) == example.limits.connections
     start = values["ExecStart"][0].split()

@@ -1,6 +1,6 @@
 """What values must satisfy beyond their types, and what is allowed but hardly meant: two tables of rules.
 
-Words name keys and never repeat a value, which may be a secret from outside.
+Words name keys and never repeat a value, which may be a secret from outside; what limits have to be is none.
 """
 
 import fnmatch
@@ -27,7 +27,7 @@ from gateway.config.schema import (
     Timeouts,
 )
 from gateway.config.structure import join, walk
-from gateway.config.values import FORMATS, HEADER_NAME, nearest, shortened
+from gateway.config.values import FORMATS, HEADER_NAME, Size, nearest, shortened
 from gateway.errors import CodecError
 from gateway.policy.paths import find_path_fault
 
@@ -285,8 +285,9 @@ ERRORS = (
     Rule(Config, "workers", *_AT_LEAST_1),
     Rule(Config, "backends backends.*.endpoints", lambda at: not at.value, "expected at least one"),
     Rule(Config, "backends", lambda at: "" in at.value, "expected a name for each of them"),
-    Rule(Config, "limits.in_flight_bytes", lambda at: at.value // max(at.part.workers, 1) < at.part.limits.request_body,
-         "expected at least `limits.request_body` for each of the `workers`"),
+    Rule(Config, "limits.in_flight_bytes",
+         lambda at: at.value < (least := at.part.workers * at.part.limits.request_body) and Size(least),
+         "expected at least {found}: `limits.request_body` for each of the `workers`; or leave this key out"),
     Rule(Config, "admin", lambda at: at.value.is_unix, "expected host:port; `unix:` is for `listen` only"),
     Rule(Config, "grpc", lambda at: at.part.listen.takes(at.value),
          "the same address as `listen`, where HTTP/1.1 is spoken"),

@@ -36,7 +36,8 @@ class Limits(Part, frozen=True):
 
     request_body: Size = Size(256 * 1024**2)
     response_body: Size = Size(1024**3)
-    in_flight_bytes: Size = Size(2 * 1024**3)
+    in_flight_bytes: Size | None = None
+    """None: 2GiB, or more where that is needed, see `Config.in_flight_bytes`."""
     concurrent_requests: int = 512
     connections: int = 4096
     tensors: int = 1024
@@ -320,6 +321,14 @@ class Config(Part, frozen=True):
     hidden: list[str] = []
     """The paths of the values that came from outside the file; no key of the file sets it."""
 
+    @property
+    def in_flight_bytes(self) -> Size:
+        """The most bytes of bodies and answers that are held at once.
+
+        Where the file does not say, it grows with `workers`, since the share of each has to hold the largest request.
+        """
+        return self.limits.in_flight_bytes or Size(max(2 * 1024**3, self.workers * self.limits.request_body))
+
     def max_connections(self, backend: str) -> int:
         """The most connections to all endpoints of *backend* together.
 
@@ -332,7 +341,8 @@ class Config(Part, frozen=True):
         """The configuration of one worker: its part of all that is limited for the whole gateway, rounded down."""
         n = self.workers
         limits = msgspec.structs.replace(
-            _divided(self.limits, n, "in_flight_bytes", "concurrent_requests", "connections"),
+            _divided(self.limits, n, "concurrent_requests", "connections"),
+            in_flight_bytes=Size(self.in_flight_bytes // n),
             per_client=_divided(self.limits.per_client, n, "concurrent", "rate", "burst"),
         )
         backends = {

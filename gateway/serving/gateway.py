@@ -40,7 +40,7 @@ class Gateway:
         self.begin_trace: Callable[[Headers], Trace] | None = None
         """Begins the trace of a request; None if requests are not traced. A reload may replace it."""
         plan = serving.plan
-        self.admission = Admission(plan.limits.in_flight_bytes, plan.limits.concurrent_requests)
+        self.admission = Admission(plan.in_flight_bytes, plan.limits.concurrent_requests)
         self.metadata = ModelMetadata()
         self.clients = Clients()
         self.in_flight = 0
@@ -52,9 +52,8 @@ class Gateway:
     def replace(self, serving: Serving) -> None:
         """Serve new requests by *serving*; requests in flight keep the one that they began with."""
         self.serving = serving
-        limits = serving.plan.limits
-        self.admission.max_bytes = limits.in_flight_bytes
-        self.admission.max_requests = limits.concurrent_requests
+        self.admission.max_bytes = serving.plan.in_flight_bytes
+        self.admission.max_requests = serving.plan.limits.concurrent_requests
 
     async def handle(self, request: ClientRequest) -> None:
         """Serve one request of a client to its end, and record it. Raises `CancelledError` if the client leaves."""
