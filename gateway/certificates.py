@@ -8,7 +8,8 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,9 @@ certificate is not read before its key is written, too: within ten seconds."""
 
 MAX_PEM_BYTES = 16 * 1024**2
 """The largest file that is read; a system's collection of authorities has some 200 KiB."""
+
+EXPIRES_SOON_S = 14 * 24 * 3600.0
+"""How long before its end a certificate is a problem."""
 
 HTTP1, HTTP2 = "http/1.1", "h2"
 """The protocols above TLS, by their names in the handshake (ALPN)."""
@@ -86,7 +90,7 @@ class TlsContext:
         self._judged = stamps = self._stamps()
         protocols = (HTTP1, HTTP2) if isinstance(self.settings, ListenerTls) else (HTTP1,)
         self.contexts = {protocol: _context(self.where, self.settings, protocol) for protocol in protocols}
-        self.expires_at = _expiry(self.settings)
+        self.expires_at = expiry_of(_decoded(self.settings))
         self._loaded = stamps
 
     def _stamps(self) -> list[tuple[int, ...] | None]:
@@ -114,14 +118,37 @@ def uses_tls(endpoints: Iterable[str]) -> bool:
 
 def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
     """Read all TLS files that *config* uses; for each that cannot be used the path of its key, and the reason."""
-    used: dict[str, Settings] = {"tls": config.tls} if config.tls is not None else {}
-    used |= {f"backends.{name}.tls": each.tls for name, each in config.backends.items() if uses_tls(each.endpoints)}
-    for where, settings in used.items():
+    for where, settings in _used(config).items():
         try:
             _context(where, settings)
         except ConfigError as error:
             path, _, reason = str(error).partition(": ")
             yield path, reason
+
+
+def _used(config: Config) -> dict[str, Settings]:
+    """The settings of TLS that *config* uses, by their paths in it."""
+    used: dict[str, Settings] = {"tls": config.tls} if config.tls is not None else {}
+    return used | {
+        f"backends.{name}.tls": each.tls for name, each in config.backends.items() if uses_tls(each.endpoints)
+    }
+
+
+def tls_warnings(config: Config) -> Iterator[tuple[str, str]]:
+    """Which of the gateway's certificates are not valid now, or not for long: the path of the key, and the reason."""
+    for where, settings in _used(config).items():
+        if dates := _decoded(settings):
+            begins, ends = dates["notBefore"], dates["notAfter"]
+            begin_s, left_s = (ssl.cert_time_to_seconds(date) - time.time() for date in (begins, ends))
+            if words := f"is not valid before {begins}" if begin_s > 0 else expiry_words(left_s):
+                yield f"{where}.certificate", f"the certificate {words}"
+
+
+def expiry_words(left_s: float) -> str:
+    """What has to be said of a certificate that expires in *left_s* seconds, behind its name; empty if nothing has."""
+    if left_s <= 0:
+        return "has expired"
+    return f"expires in {left_s / 86400:.1f} days" if left_s < EXPIRES_SOON_S else ""
 
 
 def _stamp(path: str) -> tuple[int, ...] | None:
@@ -196,16 +223,16 @@ def _words(error: Exception) -> str:
     return reason.replace("_", " ").lower() if isinstance(reason, str) else "malformed"
 
 
-def _expiry(settings: Settings) -> datetime | None:
-    """When the gateway's own certificate expires; None if it has none, or one that cannot be read any more."""
+def _decoded(settings: Settings) -> dict[str, str]:
+    """The fields of the gateway's own certificate; empty if it has none, or one that cannot be read any more."""
     if settings.certificate is not None:
         with suppress(OSError, ValueError):
             # Python's public functions decode only the certificates of connections
-            return expiry_of(ssl._ssl._test_decode_cert(settings.certificate))  # type: ignore[attr-defined]
-    return None
+            return dict(ssl._ssl._test_decode_cert(settings.certificate))  # type: ignore[attr-defined]
+    return {}
 
 
-def expiry_of(decoded: dict[str, object]) -> datetime | None:
+def expiry_of(decoded: Mapping[str, object]) -> datetime | None:
     """When a certificate expires, from its *decoded* fields; None if they do not say."""
     not_after = decoded.get("notAfter")
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(not_after), UTC) if isinstance(not_after, str) else None

@@ -20,6 +20,7 @@ from gateway import __version__, demo
 from gateway.app import file_problems, settle
 from gateway.backend.first_look import look_at
 from gateway.backend.tasks import Tasks
+from gateway.certificates import tls_warnings
 from gateway.config import Config, for_backend, inspect, inspect_bytes, json_schema, load
 from gateway.config.values import nearest
 from gateway.doctor import Given, examine
@@ -38,6 +39,7 @@ _OF_KSERVE = ("predictor_host", "model_name", "http_port")
 The configuration has these values as `${PREDICTOR_HOST}`, `${MODEL_NAME}` and `${HTTP_PORT}`; docs/kubernetes.md.
 """
 
+log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
 
 
@@ -169,6 +171,8 @@ def _checked(file: str) -> int:
         # errors inside of files that keys name, such as certificates, except for keys that have an error already
         for key, reason in file_problems(found.read):
             found.add(found.errors, key, reason)
+        for key, reason in tls_warnings(found.read):
+            found.add(found.warnings, key, reason)
     for text in found.texts():
         print(text, file=sys.stderr)
     if found.config is None:
@@ -235,6 +239,8 @@ def _take_from_kserve(options: argparse.Namespace) -> None:
 async def _serve_until_stopped(
     config: Config, reloader: Reloader, notifier: Notifier, options: argparse.Namespace
 ) -> int:
+    for warning in tls_warnings(config):
+        log.warning("%s: %s", *warning)
     stopped = _stop_event()
     # a hangup from now on waits until it can be served; an earlier one was blocked until now, see `__main__`
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request)

@@ -42,9 +42,12 @@ class Authority:
         self.path = folder / f"ca-{id(self)}.pem"
         self._authority.cert_pem.write_to_path(str(self.path))
 
-    def issue(self, *names: str, not_after: datetime.datetime | None = None) -> Pair:
+    def issue(
+        self, *names: str, not_before: datetime.datetime | None = None, not_after: datetime.datetime | None = None
+    ) -> Pair:
         """A certificate for *names*, by default for a server on this machine."""
-        issued = self._authority.issue_cert(*(names or ("127.0.0.1", "localhost")), not_after=not_after)
+        names = names or ("127.0.0.1", "localhost")
+        issued = self._authority.issue_cert(*names, not_before=not_before, not_after=not_after)
         self._n_issued += 1
         pair = Pair(
             self._folder / f"{self._n_issued}-{id(self)}.crt", self._folder / f"{self._n_issued}-{id(self)}.key"

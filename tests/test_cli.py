@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import io
 import json
 import os
@@ -211,6 +212,38 @@ def test_check_proves_the_files_that_keys_name(tmp_path: Path, run_here: Callabl
     complaint = f"{path}:3: access.tokens_file: {tokens}:3: {LINE_OF_TOKENS}\n"
     complaint += f"{path}:4: tls.certificate: no such file: {tmp_path}/c\n"
     assert run_here("check", str(path)) == (2, "", complaint)
+
+
+def test_check_warns_of_a_certificate_that_has_expired(
+    tmp_path: Path, authority: Authority, run_here: Callable[..., tuple[int, str, str]]
+) -> None:
+    pair = authority.issue(not_after=datetime.datetime(2024, 2, 1))
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        f"tls:\n  certificate: {pair.certificate}\n  key: {pair.key}\nbackends: {{a: {{endpoints: ['http://x:1']}}}}\n"
+    )
+    code, _, complained = run_here("check", str(file))
+    assert (code, complained) == (0, f"{file}:2: warning: tls.certificate: the certificate has expired\n")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_serve_warns_once_of_a_certificate_that_has_expired(
+    tmp_path: Path, authority: Authority, workers: int
+) -> None:
+    pair = authority.issue(not_after=datetime.datetime(2024, 2, 1))
+    file = tmp_path / "gateway.yaml"
+    tls = f"workers: {workers}\ntls: {{certificate: {pair.certificate}, key: {pair.key}}}\n"
+    file.write_text(
+        f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n{tls}backends: {{a: {{endpoints: ['http://127.0.0.1:1']}}}}\n"
+    )
+    async with process("serve", "--no-first-look", "--config", str(file)) as serve:
+        assert serve.stderr is not None
+        lines = [(await serve.stderr.readline()).decode() for _ in range(3)]
+    assert [line.partition(" WARNING ")[2] for line in lines] == [
+        "gateway: tls.certificate: the certificate has expired\n",
+        "",
+        "",
+    ]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

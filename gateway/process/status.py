@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from gateway import __version__
+from gateway.certificates import expiry_words
 from gateway.config import Config, Route
 from gateway.telemetry.access_log import Line
 from gateway.telemetry.metrics import Metrics
@@ -31,9 +32,6 @@ MANY_FAIL = 0.01
 
 MOST_FAIL = 0.5
 """The share of failed requests from which on a backend does not work."""
-
-EXPIRES_SOON_S = 14 * 24 * 3600.0
-"""How long before its end a certificate is a problem."""
 
 
 def status_of(
@@ -220,9 +218,7 @@ def _failed(
 
 def _certificate_problems(certificates: Iterable[Certificate], now_s: float) -> Iterator[Problem]:
     for certificate in certificates:
-        text = f"The certificate of {certificate.where}"
-        left_s = certificate.expires_s - now_s
-        if left_s <= 0:
-            yield Problem("critical", "certificate", f"{text} has expired", certificate.expires_s)
-        elif left_s < EXPIRES_SOON_S:
-            yield Problem("warning", "certificate", f"{text} expires in {left_s / 86400:.1f} days")
+        if words := expiry_words(certificate.expires_s - now_s):
+            text = f"The certificate of {certificate.where} {words}"
+            since_s = certificate.expires_s if certificate.expires_s <= now_s else None
+            yield Problem("warning" if since_s is None else "critical", "certificate", text, since_s)

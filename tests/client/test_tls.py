@@ -14,7 +14,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from gateway import certificates
-from gateway.certificates import TlsContext, tls_problems
+from gateway.certificates import TlsContext, tls_problems, tls_warnings
 from gateway.client import server
 from gateway.client.body import ClientBody
 from gateway.client.connection import BEHIND_BYTES, ClientConnection
@@ -522,6 +522,30 @@ def test_a_certificate_says_when_it_has_expired(authority: Authority) -> None:
     )
     assert list(tls_problems(config)) == []
     assert tls_of(pair).expires_at == datetime.datetime(2024, 2, 1, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("days", "words"),
+    [
+        ((-9, -1), "the certificate has expired"),
+        ((-9, 13.96), "the certificate expires in 14.0 days"),
+        ((-9, 14.1), None),
+        ((2, 90), "the certificate is not valid before {0:%b %e %H:%M:%S %Y} GMT"),
+        ((2, 3), "the certificate is not valid before {0:%b %e %H:%M:%S %Y} GMT"),
+    ],
+)
+def test_a_certificate_that_is_not_valid_now_or_not_for_long_is_a_warning(
+    authority: Authority, days: tuple[float, float], words: str | None
+) -> None:
+    begins, ends = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=each) for each in days)
+    pair = authority.issue(not_before=begins, not_after=ends)
+    files = f"{{certificate: {pair.certificate}, key: {pair.key}}}"
+    backend = f"backends: {{a: {{tls: {files}, endpoints: ['https://x:1']}}}}"
+    keys = ("tls.certificate", "backends.a.tls.certificate")
+    expected = [] if words is None else [(key, words.format(begins)) for key in keys]
+    assert list(tls_warnings(parse(f"tls: {files}\n{backend}"))) == expected
+    # certificates that are not used do not matter
+    assert list(tls_warnings(parse(backend.replace("https", "http")))) == []
 
 
 async def test_a_gateway_does_not_start_with_a_wrong_pair(authority: Authority, server: JsonServer) -> None:
