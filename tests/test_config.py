@@ -108,6 +108,15 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
         ("trusted_proxies: [1]\n" + MINIMAL, "trusted_proxies[0]: expected an address"),
         ("workers: 0\n" + MINIMAL, "workers: expected at least 1"),
         (
+            "backends: {a: {endpoints: ['http://$HOST:8000']}}",
+            "expected `${NAME}`, with braces, for a value from the environment, got 'http://$HOST:8000'",
+        ),
+        ("backends: {a: {endpoints: ['http://a:$PORT/p']}}", "expected `${NAME}`, with braces, for a value from"),
+        (
+            f"{MINIMAL}routes: [{{name: r, backend: a, strip_prefix: true}}]",
+            "routes[0].strip_prefix: expected together with `path_prefix`, the prefix that is stripped",
+        ),
+        (
             "workers: 10\nlimits: {in_flight_bytes: 2GiB}\n" + MINIMAL,
             "limits.in_flight_bytes: expected at least 2560MiB: `limits.request_body` for each of the `workers`; or",
         ),

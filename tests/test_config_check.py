@@ -201,6 +201,20 @@ def test_a_sound_file_has_no_warnings() -> None:
             "backends.b: unused: no route leads to it",
         ),
         ("trusted_proxies: [10.0.0.0/8, '::/0']\n" + MINIMAL, "trusted_proxies[1]: every client may say that it is"),
+        (one_backend("tls: {server_name: y}"), "backends.a.tls: no effect: no endpoint begins with https://"),
+        (
+            one_backend("binary: always, batch: {max_size: 2}"),
+            "backends.a.batch: no effect, because `binary` is always",
+        ),
+        (one_backend("binary: always, models: {m: {batch: {max_size: 2}}}"), "backends.a.models.m.batch: no effect"),
+        (one_backend("headers: {set: {Authorization: Bearer $TOKEN}}"), "headers.set.Authorization: sent as it stands"),
+        (one_backend("headers: {set: {X-Key: $KEY}}"), "a value from the environment is written ${NAME}, with braces"),
+        ("access: {deny: [/v2/repository]}\n" + MINIMAL, "access.deny[0]: closes only this very path: those below it"),
+        ("access: {deny: ['/a*', /v2/models/]}\n" + MINIMAL, "access.deny[1]: closes only this very path"),
+        (
+            f"{MINIMAL}routes: [{{name: r, models: [a, 'b*'], rename: {{b1: x, c: y}}, backend: a}}]",
+            "routes[0].rename.c: no request is renamed: the route's `models` do not match this name",
+        ),
     ],
 )
 def test_what_is_hardly_meant_is_warned_of(text: str, expected: str) -> None:
@@ -220,6 +234,13 @@ def test_what_is_hardly_meant_is_warned_of(text: str, expected: str) -> None:
         "listen: unix:/run/x.sock\ntrusted_proxies: [unix, 10.0.0.0/8]\n" + MINIMAL,
         "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n" + MINIMAL,
         "listen: 127.0.0.2:9090\n" + MINIMAL,
+        "backends: {a: {endpoints: [http://x, https://y], tls: {server_name: y}}}",
+        one_backend("tls: {ca: null, verify: true}"),
+        one_backend("binary: auto, batch: {max_size: 2}"),
+        one_backend("binary: always, batch: {max_size: 1}"),
+        one_backend("headers: {set: {X-Price: 5$ or $$, X-Key: '$${KEY}', X-Hash: '$2b$12$abc'}}"),
+        "access: {deny: ['/v2/repository/*', '*/', /v2/repository/index]}\n" + MINIMAL,
+        f"{MINIMAL}routes: [{{name: r, rename: {{c: y}}, backend: a}}]",
     ],
 )
 def test_what_may_well_be_meant_is_not_warned_of(text: str) -> None:

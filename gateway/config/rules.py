@@ -45,6 +45,7 @@ _PREFIX = re.compile(r"/[!\"$->@-~]*")
 _FIELD = re.compile(r"\{[^}]*\}?|\}")
 _SERVER_NAME = re.compile(r"(?!.{254})[\w:-]{1,63}(\.[\w:-]{1,63})*\.?", re.ASCII)
 _HOST_PATTERN = re.compile(r"[!-.0-~]+")
+_UNBRACED = re.compile(r"(.* )?\$[A-Za-z_]\w*", re.ASCII)
 _SPECIAL = re.compile(r"[*?\[]")
 
 
@@ -277,6 +278,8 @@ ERRORS = (
          "never matches: expected a path as in a URL, which starts with /, percent-encoded and without a query"),
     Rule(Route, "path_prefix", lambda at: find_path_fault(at.value),
          "never matches, because such requests are refused: {found}"),
+    Rule(Route, "strip_prefix", lambda at: at.value and not at.part.path_prefix,
+         "expected together with `path_prefix`, the prefix that is stripped"),
     Rule(Route, "strip_prefix", lambda at: at.value and f"{at.part.path_prefix}/".startswith("/v2/"),
          "`path_prefix` is part of the protocol's own paths, which the backend needs"),
     Rule(Route, "rename.*", lambda at: not at.name or not at.value or "/" in at.name + at.value,
@@ -323,6 +326,16 @@ WARNINGS = (
          "longer than `total`, which ends the call first"),
     Rule(BackendTls, "verify", lambda at: not at.value,
          "false accepts any certificate: anyone on the network path can read and change everything"),
+    Rule(Backend, "tls", lambda at: at.value != BackendTls() and not any("https:" in url for url in at.part.endpoints),
+         "no effect: no endpoint begins with https://"),
+    Rule(Backend, "batch models.*.batch", lambda at: at.value.max_size > 1 and at.part.binary == "always",
+         "no effect, because `binary` is always: requests pass as they come, each alone"),
+    Rule(Headers, "set.*", lambda at: _UNBRACED.fullmatch(at.value),
+         "sent as it stands here: a value from the environment is written ${{NAME}}, with braces"),
+    Rule(Access, "deny.*", lambda at: at.value.endswith(("/v2/repository", "/")) and "*" not in at.value,
+         "closes only this very path: those below it need a * at the end, as in /v2/repository/*"),
+    Rule(Route, "rename.*", lambda at: not any(fnmatch.fnmatchcase(at.name, m) for m in at.part.models or ["*"]),
+         "no request is renamed: the route's `models` do not match this name"),
     Rule(Backend, "dialect", lambda at: at.value == "mlflow" and not any(m.outputs for m in at.part.models.values()),
          "every inference gets 502: set the datatypes of the outputs in `models`"),
     Rule(Backend, "dialect", lambda at: at.value == "template" and not at.part.models,

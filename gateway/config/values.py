@@ -203,6 +203,8 @@ def _address(match: re.Match[str], base: Path) -> Address | None:
 
 
 def _endpoint(match: re.Match[str], base: Path) -> Endpoint | None:
+    if "$" in match[0].partition("//")[2].partition("/")[0]:
+        raise ValueError("expected `${NAME}`, with braces, for a value from the environment")
     try:
         url = urlsplit(match[0])
         is_port_valid = url.port is None or url.port > 0
