@@ -105,6 +105,41 @@ def test_lines_are_those_of_the_key_or_of_what_is_around_it(text: str, expected:
 
 
 @pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("listen: 8080", "0.0.0.0:8080"),
+        ("listen: :8080", "0.0.0.0:8080"),
+        ("listen: '8080'", "0.0.0.0:8080"),
+        ("grpc: 8001", "0.0.0.0:8001"),
+        ("admin: 9090", "127.0.0.1:9090"),  # never for clients
+        ("listen: 80800", None),
+        ("listen: true", None),
+        ("limits: {request_body: 1GB}", "1GiB"),
+        ("limits: {request_body: 256M}", "256MiB"),
+        ("limits: {request_body: 256 MiB}", "256MiB"),
+        ("limits: {request_body: 256mib}", "256MiB"),
+        ("limits: {request_body: 64 kilobytes}", "64KiB"),
+        ("limits: {request_body: 100 bytes}", "100B"),
+        ("limits: {request_body: 1.5GB}", None),
+        ("limits: {request_body: 1TB}", None),
+        ("limits: {request_body: 1000}", None),
+        ("shutdown: {grace: 2 s}", "2s"),
+        ("shutdown: {grace: 2sec}", "2s"),
+        ("shutdown: {grace: 1.5 Seconds}", "1.5s"),
+        ("shutdown: {grace: 5min}", "5m"),
+        ("shutdown: {grace: 100 msec}", "100ms"),
+        ("shutdown: {grace: 100 milliseconds}", "100ms"),
+        ("shutdown: {grace: 2 hours}", "2h"),
+        ("shutdown: {grace: 1d}", None),
+        ("shutdown: {grace: 1.2.3s}", None),
+    ],
+)
+def test_addresses_sizes_and_durations_that_are_nearly_right_are_guessed(line: str, meant: str | None) -> None:
+    (message,) = inspect_bytes(f"{line}\n{MINIMAL}".encode(), "f").texts()
+    assert message.partition(", did you mean ")[2] == ("" if meant is None else f"`{meant}`?")
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("listen: x\nbackends: {a: {endpoints: ['http://127.0.0.1:8080']}}", ["1: listen"]),

@@ -225,7 +225,7 @@ class Inspected:
         except ValueError as error:
             if is_from_outside:
                 raise ValueError(f"{error}, got a value from outside") from None
-            near = meant(value, type_, choices_of(type_))
+            near = meant(value, type_, choices_of(type_), path)
             hint = f", did you mean `{near}`?" if near else ""
             raise ValueError(f"{error}, got {shown(value)}{hint}") from None
         return converted

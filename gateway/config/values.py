@@ -281,8 +281,21 @@ KINDS: dict[type, Kind] = {
 # fmt: on
 
 
-def meant(value: Any, type_: Any, choices: list[str]) -> str | None:
-    """What was probably meant by *value*, which is no valid *type_*, maybe one of *choices*; None for no good guess."""
-    if type_ is Endpoint and isinstance(value, str):
-        return f"http://{value}" if _HOST_AND_PORT.fullmatch(value) else None
+_MEANT = {
+    Size: (("b", "B"), ("k", "KiB"), ("m", "MiB"), ("g", "GiB")),
+    Duration: (("mil", "ms"), ("ms", "ms"), ("s", "s"), ("m", "m"), ("h", "h")),
+}
+"""Units by the beginnings of words that probably mean them, in lower case; the first that fits counts."""
+
+
+def meant(value: Any, type_: Any, choices: list[str], key: str) -> str | None:
+    """What was probably meant by *value* of *key*, no valid *type_*, maybe one of *choices*; None for no good guess."""
+    text = str(value)
+    if type_ is Endpoint:
+        return f"http://{text}" if _HOST_AND_PORT.fullmatch(text) else None
+    if type_ is Address and (port := re.fullmatch(":?([0-9]{1,5})", text)) and int(port[1]) <= 65535:
+        return f"{'127.0.0.1' if key == 'admin' else '0.0.0.0'}:{port[1]}"  # noqa: S104  clients come from anywhere
+    if type_ in _MEANT and (match := re.fullmatch("([0-9.]+) *([a-z]+)", text.lower())):
+        guess = match[1] + next((unit for start, unit in _MEANT[type_] if match[2].startswith(start)), "")
+        return guess if re.fullmatch(KINDS[type_].pattern, guess) else None
     return nearest(value, choices) if isinstance(value, str) else None
