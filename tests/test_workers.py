@@ -114,6 +114,15 @@ async def test_what_workers_counted_that_die_again_and_again_stays(tmp_path: Pat
                 assert metrics['tensor_gateway_request_seconds_count{model="identity",route="a"}'] == 10 * round_
 
 
+async def logged(serve: asyncio.subprocess.Process, words: str) -> None:
+    """Wait for the next line on standard error that is not the first look's, which ends with *words*."""
+    assert serve.stderr is not None
+    async with asyncio.timeout(60):
+        while "backend 'a'" in (line := (await serve.stderr.readline()).decode()):
+            pass
+    assert line.endswith(f"{words}\n")
+
+
 @pytest.mark.slow
 async def test_a_worker_that_hangs_is_told_to_probes(tmp_path: Path, server: JsonServer) -> None:
     """Half of the clients reach it and wait, and nothing but a restart helps."""
@@ -135,10 +144,13 @@ async def test_a_worker_that_hangs_is_told_to_probes(tmp_path: Path, server: Jso
             try:
                 for path in ("/-/live", "/-/ready"):
                     assert await until(path, 503) == f"nothing was heard of worker {hanging} for 3 s\n"
+                words = f" WARNING gateway: nothing was heard of worker {hanging} for 3 s: clients that reach it wait"
+                await logged(serve, words)
             finally:
                 os.kill(hanging, signal.SIGCONT)
             assert await until("/-/live", 200) == "live\n"
             assert await until("/-/ready", 200) == "ready\n"
+            await logged(serve, f" INFO gateway: worker {hanging} is back")  # the next line: each is said once
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ class Reloader:
             log.exception("not reloaded, the running configuration stays in use")
         else:
             words = f"{', '.join(kept)}: takes effect after a restart" if kept else ""
-            announce.info("reloaded %s%s", file, words and f"; {words}")
+            announce.log(logging.WARNING if kept else logging.INFO, "reloaded %s%s", file, words and f"; {words}")
         self._tried_s = time.monotonic()
         self._metrics.reloaded(is_successful=not self._refused, words=self._refused or words)
         self._notifier.tell("READY=1", f"the last reload was refused: {self._refused}" if self._refused else "reloaded")
