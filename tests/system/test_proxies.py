@@ -17,6 +17,7 @@ from tests.failures.load import Load, failures, sessions, steady_load
 from tests.system.gateway_process import GatewayProcess, gateway_process
 from tests.system.programs import free_ports, haproxy, nginx
 from tests.system.scripted import total
+from tests.test_docs import OPERATIONS, blocks_of
 
 LARGE_ELEMENTS = 8 * 2**20
 """Of INT64: 64 MiB."""
@@ -62,10 +63,12 @@ async def nginx_before(folder: Path, gateway: GatewayProcess) -> AsyncIterator[s
 
 
 @asynccontextmanager
-async def unbuffered_nginx_before(folder: Path, gateway: GatewayProcess) -> AsyncIterator[str]:
+async def documented_nginx_before(folder: Path, gateway: GatewayProcess) -> AsyncIterator[str]:
+    """As docs/operations.md shows it."""
+    (block,) = (block.text for block in blocks_of(OPERATIONS) if block.language == "nginx")
     (port,) = free_ports(1)
-    unbuffered = f"{KEEP_ALIVE} proxy_request_buffering off; proxy_buffering off;"
-    async with nginx(folder, port, nginx_server(port, gateway.url, unbuffered)):
+    text = block.replace("listen 80;", f"listen 127.0.0.1:{port};")
+    async with nginx(folder, port, text.replace("127.0.0.1:8080", gateway.url.removeprefix("http://"))):
         yield f"http://127.0.0.1:{port}"
 
 
@@ -77,7 +80,7 @@ async def haproxy_before(folder: Path, gateway: GatewayProcess) -> AsyncIterator
 
 
 Front = Callable[[Path, GatewayProcess], AbstractAsyncContextManager[str]]
-FRONTS: list[Front] = [nginx_before, unbuffered_nginx_before, haproxy_before]
+FRONTS: list[Front] = [nginx_before, documented_nginx_before, haproxy_before]
 
 
 @asynccontextmanager
