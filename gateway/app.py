@@ -182,11 +182,7 @@ class DataPlane:
                 for upstream in self._upstreams
                 for state in upstream.endpoints.states
             ],
-            [
-                Certificate(tls.where, tls.expires_at.timestamp())
-                for tls in self._tls_contexts()
-                if tls is not None and tls.expires_at is not None
-            ],
+            [Certificate(tls.where, tls.expires_s) for tls in self._tls_contexts() if tls and tls.expires_s],
             self.not_usable(),
         )
 

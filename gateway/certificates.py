@@ -9,9 +9,8 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.config import BackendTls, Config, ListenerTls
@@ -44,8 +43,8 @@ class TlsContext:
 
     contexts: dict[str, ssl.SSLContext]
     """The contexts for handshakes that begin now, by the protocol above TLS."""
-    expires_at: datetime | None
-    """When the gateway's own certificate expires; None if it has none."""
+    expires_s: float | None
+    """When the gateway's own certificate expires, in seconds since 1970; None if it has none."""
 
     def __init__(self, where: str, settings: Settings) -> None:
         """*where* is the path of *settings* in the configuration. Raises `ConfigError`."""
@@ -90,7 +89,7 @@ class TlsContext:
         self._judged = stamps = self._stamps()
         protocols = (HTTP1, HTTP2) if isinstance(self.settings, ListenerTls) else (HTTP1,)
         self.contexts = {protocol: _context(self.where, self.settings, protocol) for protocol in protocols}
-        self.expires_at = expiry_of(_decoded(self.settings))
+        self.expires_s = times[1] if (times := _times_of_own(self.settings)) is not None else None
         self._loaded = stamps
 
     def _stamps(self) -> list[tuple[int, ...] | None]:
@@ -102,13 +101,12 @@ async def watch(contexts: Callable[[], Iterable[TlsContext | None]]) -> None:
     """Every `LOOK_S` look at the files of all current *contexts*, until this is cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
-        for context in list(contexts()):
-            if context is not None:
-                try:
-                    # in a thread: disks can be slow, and reading the system's authorities takes tens of milliseconds
-                    await asyncio.to_thread(context.look)
-                except Exception:  # must not end the task: all files are looked at again in `LOOK_S`
-                    log.exception("%s: the files could not be looked at", context.where)
+        for context in [each for each in contexts() if each is not None]:
+            try:
+                # in a thread: disks can be slow, and reading the system's authorities takes tens of milliseconds
+                await asyncio.to_thread(context.look)
+            except Exception:  # must not end the task: all files are looked at again in `LOOK_S`
+                log.exception("%s: the files could not be looked at", context.where)
 
 
 def uses_tls(endpoints: Iterable[str]) -> bool:
@@ -129,18 +127,16 @@ def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
 def _used(config: Config) -> dict[str, Settings]:
     """The settings of TLS that *config* uses, by their paths in it."""
     used: dict[str, Settings] = {"tls": config.tls} if config.tls is not None else {}
-    return used | {
-        f"backends.{name}.tls": each.tls for name, each in config.backends.items() if uses_tls(each.endpoints)
-    }
+    used |= {f"backends.{name}.tls": each.tls for name, each in config.backends.items() if uses_tls(each.endpoints)}
+    return used
 
 
 def tls_warnings(config: Config) -> Iterator[tuple[str, str]]:
     """Which of the gateway's certificates are not valid now, or not for long: the path of the key, and the reason."""
     for where, settings in _used(config).items():
-        if dates := _decoded(settings):
-            begins, ends = dates["notBefore"], dates["notAfter"]
-            begin_s, left_s = (ssl.cert_time_to_seconds(date) - time.time() for date in (begins, ends))
-            if words := f"is not valid before {begins}" if begin_s > 0 else expiry_words(left_s):
+        if (times := _times_of_own(settings)) is not None:
+            begins_s, left_s = (time_s - time.time() for time_s in times)
+            if words := "is not valid yet" if begins_s > 0 else expiry_words(left_s):
                 yield f"{where}.certificate", f"the certificate {words}"
 
 
@@ -223,16 +219,11 @@ def _words(error: Exception) -> str:
     return reason.replace("_", " ").lower() if isinstance(reason, str) else "malformed"
 
 
-def _decoded(settings: Settings) -> dict[str, str]:
-    """The fields of the gateway's own certificate; empty if it has none, or one that cannot be read any more."""
+def _times_of_own(settings: Settings) -> tuple[float, float] | None:
+    """When the gateway's own certificate begins and ends; None if it has none, or one that cannot be read any more."""
     if settings.certificate is not None:
         with suppress(OSError, ValueError):
             # Python's public functions decode only the certificates of connections
-            return dict(ssl._ssl._test_decode_cert(settings.certificate))  # type: ignore[attr-defined]
-    return {}
-
-
-def expiry_of(decoded: Mapping[str, object]) -> datetime | None:
-    """When a certificate expires, from its *decoded* fields; None if they do not say."""
-    not_after = decoded.get("notAfter")
-    return datetime.fromtimestamp(ssl.cert_time_to_seconds(not_after), UTC) if isinstance(not_after, str) else None
+            fields = ssl._ssl._test_decode_cert(settings.certificate)  # type: ignore[attr-defined]
+            return ssl.cert_time_to_seconds(fields["notBefore"]), ssl.cert_time_to_seconds(fields["notAfter"])
+    return None

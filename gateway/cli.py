@@ -133,8 +133,7 @@ def parser() -> argparse.ArgumentParser:
         add(f"--{name}", help=argparse.SUPPRESS)
 
     add = command(_check, "check a configuration").add_argument
-    words = "the files; - for standard input, with paths of the working folder"
-    add("files", metavar="FILE", nargs="+", help=words)
+    add("files", metavar="FILE", nargs="+", help="the files; - for standard input, with paths of the working folder")
 
     command(_schema, "print the JSON Schema of the configuration")
 
@@ -284,10 +283,9 @@ async def _drain(application: Application) -> int:
 
 def _stop_event() -> asyncio.Event:
     """An event that SIGTERM and SIGINT set."""
-    loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     return stopped
 
 

@@ -16,11 +16,8 @@ from gateway import config
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.config import (
-    SET_BY_GATEWAY,
     Config,
     Duration,
-    Model,
-    Shutdown,
     Size,
     decode,
     encode,
@@ -28,8 +25,8 @@ from gateway.config import (
     load,
     parse,
 )
-from gateway.config.rules import ERRORS, WARNINGS, Rule
-from gateway.config.schema import ModelTensor
+from gateway.config.rules import ERRORS, SET_BY_GATEWAY, WARNINGS, Rule
+from gateway.config.schema import Model, ModelTensor, Shutdown
 from gateway.config.structure import choices_of, without_none
 from gateway.config.values import FORMATS
 from gateway.errors import ConfigError

@@ -25,12 +25,6 @@ from gateway.policy.health import Condition, Finding, first_round_s, next_round_
 V2_PATH = "/v2/health/ready"
 """The default path of probes for servers of V2, and for servers whose dialect is not known (`dialect: auto`)."""
 
-_LACKING = {
-    Finding.NOT_FOUND: "that path",
-    Finding.DENIED: "credentials that it accepts (headers.set), or a path that needs none,",
-}
-"""What a probe lacks that cannot judge an endpoint."""
-
 log = logging.getLogger("gateway")
 
 
@@ -108,8 +102,7 @@ class HealthProbes:
             log.warning("backend %r: %s could not be probed: %s", self._backend, state.url, error.message)
         else:
             is_live = self._dialect is not None and self._dialect.is_live(answer.status, answer.body)
-            found = Finding.of(answer.status, needs_credentials=answer.needs_credentials)
-            finding = Finding.HEALTHY if is_live else found
+            finding = Finding.HEALTHY if is_live else Finding.of(answer.status, is_denied=answer.needs_credentials)
             self._judge(state, finding, answer.status_line, settings)
 
     def _judge(self, state: EndpointState, finding: Finding, words: str, settings: Health) -> None:
@@ -123,7 +116,7 @@ class HealthProbes:
             log.warning(
                 "backend %r: %s answers %s to probes of %s (health.path): without %s the probes say nothing about its "
                 "health, and it counts as up",
-                *(self._backend, state.url, words, self._path, _LACKING[finding]),
+                *(self._backend, state.url, words, self._path, finding.value),
             )
         if before.is_up and not now.is_up:
             state.note(words)

@@ -34,9 +34,6 @@ TORCHSERVE = "TorchServe"
 _TORCHSERVES_404 = b'"ResourceNotFoundException"'
 """A part of TorchServe's error for a path that it does not have, such as `/v2`."""
 
-_CREDENTIALS = frozenset({"authorization", "x-api-key"})
-"""Header fields that say who asks, in lower case."""
-
 _STARTING_OR_BUSY = frozenset({429, 500, 502, 503, 504})
 """Statuses that do not tell which paths a server has; they may also come from its proxy."""
 
@@ -86,7 +83,8 @@ class Answer(NamedTuple):
 
     def refused(self, sent: Iterable[str]) -> str:
         """The names of those header fields, of the *sent* ones, that say who asks, where the server refuses that."""
-        return " and ".join(name for name in sent if self.needs_credentials and name.lower() in _CREDENTIALS)
+        names = (name for name in sent if name.lower() in ("authorization", "x-api-key"))
+        return " and ".join(names) if self.needs_credentials else ""
 
     @property
     def json(self) -> Any:

@@ -44,8 +44,6 @@ _PATH = re.compile(r"/[!\"$-~]*")
 _PREFIX = re.compile(r"/[!\"$->@-~]*")
 _FIELD = re.compile(r"\{[^}]*\}?|\}")
 _SERVER_NAME = re.compile(r"(?!.{254})[\w:-]{1,63}(\.[\w:-]{1,63})*\.?", re.ASCII)
-_HOST_PATTERN = re.compile(r"[!-.0-~]+")
-_UNBRACED = re.compile(r"(.* )?\$[A-Za-z_]\w*", re.ASCII)
 _SPECIAL = re.compile(r"[*?\[]")
 
 
@@ -76,7 +74,7 @@ class Rule(NamedTuple):
 def check(rules: Sequence[Rule], config: Config | None) -> Iterator[tuple[str, str]]:
     """What *rules* tell of *config*, inner parts first: the path of a key, and the words."""
     for path, part in walk(config):
-        for rule in rules if isinstance(part, Part) else ():
+        for rule in rules:
             if isinstance(part, rule.part):
                 yield from _told(rule, path, part)
 
@@ -203,7 +201,6 @@ ERRORS = (
     Rule(Limits, "request_body response_body header head", *_POSITIVE),
     Rule(Limits, "header", lambda at: at.value > 256 * 1024, "expected at most 256KiB: it is read in one step"),
     Rule(Limits, "client_keep_alive header_timeout body_timeout client_idle", *_POSITIVE),
-    Rule(Limits, "concurrent_requests connections tensors", *_AT_LEAST_1),
     Rule(Access, "deny.*", lambda at: not at.value.startswith(("/", "*")),
          "expected a pattern of paths, which begins with / or *"),
     Rule(Config, "tracing.service_name backends.*.models.*.signature routes.*.name", lambda at: not at.value,
@@ -227,13 +224,12 @@ ERRORS = (
          "expected a name for each of them: only a single input may have none"),
     Rule(Model, "request", lambda at: {f".body{place}": fault for place, fault in at.part.body.faults.items()},
          "{found}"),
-    Rule(Model, "answer.*", lambda at: _refusal(steps_of, at.value), "{found}"),
+    Rule(Model, "answer.* error", lambda at: _refusal(steps_of, at.value), "{found}"),
     Rule(Model, "answer.*", lambda at: at.name not in at.part.outputs,
          "no such output in `outputs`, where its `datatype` has to stand"),
     Rule(Model, "outputs.*", lambda at: at.part.answer and at.name not in at.part.answer,
          "expected a path of it in `answer`"),
     Rule(Model, "answer", _paths_fault, "{found}"),
-    Rule(Model, "error", lambda at: _refusal(steps_of, at.value), "{found}"),
     Rule(Model, "error", lambda at: "[*]" in at.value, "expected a path without [*]"),
     Rule(ModelRequest, "path", lambda at: set(_FIELD.findall(at.value)) - {"{model}", "{version}"},
          "expected nothing in braces but {{model}} and {{version}}"),
@@ -272,7 +268,7 @@ ERRORS = (
          "expected backends and their weights, such as {{stable: 95, next: 5}}"),
     Rule(Route, "models", lambda at: not at.value, "an empty list matches nothing; leave it out to match everything"),
     Rule(Route, "models.*", lambda at: _matches_no_model(at.value), _NO_MODEL),
-    Rule(Route, "host", lambda at: not _HOST_PATTERN.fullmatch(at.value),
+    Rule(Route, "host", lambda at: not re.fullmatch("[!-.0-~]+", at.value),
          "expected the name of a host as in a URL, without its scheme, such as api.example.com"),
     Rule(Route, "path_prefix", lambda at: not _PREFIX.fullmatch(at.value),
          "never matches: expected a path as in a URL, which starts with /, percent-encoded and without a query"),
@@ -285,7 +281,7 @@ ERRORS = (
     Rule(Route, "rename.*", lambda at: not at.name or not at.value or "/" in at.name + at.value,
          "expected names of models, not empty and without a slash"),
 
-    Rule(Config, "workers", *_AT_LEAST_1),
+    Rule(Config, "workers limits.concurrent_requests limits.connections limits.tensors", *_AT_LEAST_1),
     Rule(Config, "backends backends.*.endpoints", lambda at: not at.value, "expected at least one"),
     Rule(Config, "backends", lambda at: "" in at.value, "expected a name for each of them"),
     Rule(Config, "limits.in_flight_bytes",
@@ -330,7 +326,7 @@ WARNINGS = (
          "no effect: no endpoint begins with https://"),
     Rule(Backend, "batch models.*.batch", lambda at: at.value.max_size > 1 and at.part.binary == "always",
          "no effect, because `binary` is always: requests pass as they come, each alone"),
-    Rule(Headers, "set.*", lambda at: _UNBRACED.fullmatch(at.value),
+    Rule(Headers, "set.*", lambda at: re.fullmatch(r"(.* )?\$[A-Za-z_]\w*", at.value, re.ASCII),
          "sent as it stands here: a value from the environment is written ${{NAME}}, with braces"),
     Rule(Access, "deny.*", lambda at: at.value.endswith(("/v2/repository", "/")) and "*" not in at.value,
          "closes only this very path: those below it need a * at the end, as in /v2/repository/*"),

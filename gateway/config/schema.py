@@ -323,10 +323,7 @@ class Config(Part, frozen=True):
 
     @property
     def in_flight_bytes(self) -> Size:
-        """The most bytes of bodies and answers that are held at once.
-
-        Where the file does not say, it grows with `workers`, since the share of each has to hold the largest request.
-        """
+        """As the file says; else it grows with `workers`, since the share of each has to hold the largest request."""
         return self.limits.in_flight_bytes or Size(max(2 * 1024**3, self.workers * self.limits.request_body))
 
     def max_connections(self, backend: str) -> int:

@@ -278,14 +278,11 @@ KINDS: dict[type, Kind] = {
     Sticky: Kind("none, sequence_id or header:NAME, such as header:X-Session",
                  f"none|sequence_id|header:{HEADER_NAME.pattern}", lambda match, base: Sticky(match[0])),
 }
+
+_MEANT = (("mil", "ms"), ("ms", "ms"), ("s", "s"), ("m", "m"), ("h", "h"),
+          ("b", "B"), ("k", "KiB"), ("m", "MiB"), ("g", "GiB"))
+"""How words begin, in lower case, that probably mean a unit; the first that makes a valid value counts."""
 # fmt: on
-
-
-_MEANT = {
-    Size: (("b", "B"), ("k", "KiB"), ("m", "MiB"), ("g", "GiB")),
-    Duration: (("mil", "ms"), ("ms", "ms"), ("s", "s"), ("m", "m"), ("h", "h")),
-}
-"""Units by the beginnings of words that probably mean them, in lower case; the first that fits counts."""
 
 
 def meant(value: Any, type_: Any, choices: list[str], key: str) -> str | None:
@@ -295,7 +292,7 @@ def meant(value: Any, type_: Any, choices: list[str], key: str) -> str | None:
         return f"http://{text}" if _HOST_AND_PORT.fullmatch(text) else None
     if type_ is Address and (port := re.fullmatch(":?([0-9]{1,5})", text)) and int(port[1]) <= 65535:
         return f"{'127.0.0.1' if key == 'admin' else '0.0.0.0'}:{port[1]}"  # noqa: S104  clients come from anywhere
-    if type_ in _MEANT and (match := re.fullmatch("([0-9.]+) *([a-z]+)", text.lower())):
-        guess = match[1] + next((unit for start, unit in _MEANT[type_] if match[2].startswith(start)), "")
-        return guess if re.fullmatch(KINDS[type_].pattern, guess) else None
+    if type_ in (Size, Duration) and (match := re.fullmatch("([0-9.]+) *([a-z]+)", text.lower())):
+        guesses = (f"{match[1]}{unit}" for word, unit in _MEANT if match[2].startswith(word))
+        return next((guess for guess in guesses if re.fullmatch(KINDS[type_].pattern, guess)), None)
     return nearest(value, choices) if isinstance(value, str) else None

@@ -17,7 +17,6 @@ from gateway.backend.endpoints import Endpoint, Said
 from gateway.backend.first_look import judge, resolved, why_no_answer
 from gateway.backend.health import V2_PATH
 from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, TORCHSERVE, V2, Answer, recognized
-from gateway.certificates import expiry_of
 from gateway.config import Address
 from gateway.config.values import first_of, nearest, shortened
 from gateway.doctor.asking import ASK_S, REASONS, Asker, Given, endpoint_of
@@ -132,17 +131,16 @@ async def _reach(endpoint: Endpoint, headers: Mapping[str, str], report: Report)
     try:
         answer = await asker.get("/v2")
     except NoAnswerError as error:
-        is_slow = error.kind is ErrorKind.TIMEOUT
-        raise ProblemError(str(error) if is_slow else await why_no_answer(endpoint, error)) from None
+        why = str(error) if error.kind is ErrorKind.TIMEOUT else await why_no_answer(endpoint, error)
+        raise ProblemError(why) from None
     with suppress(NoAnswerError):
         refusal = await asker.get("/v2/models/a%2Fb")  # a gateway refuses this path in its own words
         if refusal.headers.get("proxy-status", "").startswith("tensor-gateway"):
             raise ProblemError("this is a tensor-gateway: name the inference server behind it")
     asker.judge_credentials(answer)
     report.ok(f"{endpoint.authority} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
-    expires_at = expiry_of(dict(answer.certificate))
-    if expires_at is not None:
-        report.ok(f"its certificate is accepted, and valid until {expires_at:%Y-%m-%d}")
+    if answer.certificate:
+        report.ok(f"its certificate is accepted, and valid until {answer.certificate['notAfter']}")
     return asker, answer
 
 

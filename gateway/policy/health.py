@@ -17,16 +17,16 @@ class Finding(Enum):
     """A status from 200 to 299."""
     FAILED = "failed"
     """Another status, no connection, no answer in time, or an answer that is not HTTP."""
-    NOT_FOUND = "not found"
-    """404: a failure where the path is known to exist."""
-    DENIED = "denied"
+    NOT_FOUND = "that path"
+    """404: a failure where the path is known to exist. The value is what the probe lacks, as below."""
+    DENIED = "credentials that it accepts (headers.set), or a path that needs none,"
     """Other credentials are wanted, such as the clients': a failure where those of the probes were accepted before."""
 
     @classmethod
-    def of(cls, status: int, *, needs_credentials: bool) -> "Finding":
-        """The result of a probe whose answer has *status*, and says whether it *needs_credentials*."""
-        if needs_credentials or status == 404:
-            return cls.DENIED if needs_credentials else cls.NOT_FOUND
+    def of(cls, status: int, *, is_denied: bool) -> "Finding":
+        """The result of a probe whose answer has *status*; *is_denied*: it wants other credentials."""
+        if is_denied or status == 404:
+            return cls.DENIED if is_denied else cls.NOT_FOUND
         return cls.HEALTHY if 200 <= status <= 299 else cls.FAILED
 
 
@@ -46,8 +46,7 @@ class Condition:
         """The condition after one more probe.
 
         After *unhealthy_after* failures in a row the endpoint is down, after *healthy_after* successes it is up again.
-        `NOT_FOUND` or `DENIED` before the first success counts as one: the server runs, and such probes could never
-        succeed.
+        `NOT_FOUND` or `DENIED` before the first success counts as one: the server runs, but could never tell by this.
         """
         is_unjudged = finding in (Finding.NOT_FOUND, Finding.DENIED) and not self.has_succeeded
         is_good = finding is Finding.HEALTHY or is_unjudged

@@ -221,4 +221,4 @@ def _certificate_problems(certificates: Iterable[Certificate], now_s: float) -> 
         if words := expiry_words(certificate.expires_s - now_s):
             text = f"The certificate of {certificate.where} {words}"
             since_s = certificate.expires_s if certificate.expires_s <= now_s else None
-            yield Problem("warning" if since_s is None else "critical", "certificate", text, since_s)
+            yield Problem("critical" if since_s else "warning", "certificate", text, since_s)

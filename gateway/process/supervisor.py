@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.backend.tasks import Tasks
 from gateway.client import listeners
 from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
@@ -39,9 +38,6 @@ HANG_S = 5.0
 
 SILENT_S = 3.0
 """How long after its last message a worker counts as hanging; it sends ten a second."""
-
-LISTEN_S = 1.0
-"""How often the supervisor looks for workers that hang."""
 
 _OF_ALL = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 """Signals that a terminal or a service manager sends to all processes together."""
@@ -152,9 +148,7 @@ class Supervisor(Application):
             urls.append(url)
         workers = await asyncio.gather(*(self._spawn() for _ in range(self.config.workers)))
         self._minders = [asyncio.create_task(self._mind(worker)) for worker in workers]
-        beside = Tasks()
-        beside.begin(self._listen())
-        self._ending.push_async_callback(beside.close)
+        self._ending.callback(asyncio.create_task(self._listen()).cancel)
         return urls
 
     async def _spawn(self) -> _WorkerProcess:
@@ -230,24 +224,18 @@ class Supervisor(Application):
 
     def stalled(self) -> str | None:
         """See `Application`: which workers hang."""
-        hanging = ", ".join(str(worker.pid) for worker in self._hanging())
-        return f"nothing was heard of worker {hanging} for {SILENT_S:g} s" if hanging else None
-
-    def _hanging(self) -> list[_WorkerProcess]:
         latest_s = asyncio.get_running_loop().time() - SILENT_S
-        return [worker for worker in self._serving() if worker.heard_s < latest_s]
+        hanging = [str(worker.pid) for worker in self._serving() if worker.heard_s < latest_s]
+        return f"nothing was heard of worker {', '.join(hanging)} for {SILENT_S:g} s" if hanging else None
 
     async def _listen(self) -> None:
-        """Log once that a worker hangs, and once that it is back."""
-        before: list[_WorkerProcess] = []
+        """Log once that workers hang, and once that none does any more."""
+        stalled = None
         while not self._is_draining:
-            hanging = self._hanging()
-            for worker in (each for each in hanging if each not in before):
-                log.warning("nothing was heard of worker %d for %g s: clients that reach it wait", worker.pid, SILENT_S)
-            for worker in (each for each in self._serving() if each in before and each not in hanging):
-                log.info("worker %d is back", worker.pid)
-            before = hanging
-            await asyncio.sleep(LISTEN_S)
+            before, stalled = stalled, self.stalled()
+            if stalled != before:
+                log.log(logging.WARNING if stalled else logging.INFO, "%s", stalled or "no worker hangs any more")
+            await asyncio.sleep(SILENT_S / 3)
 
     def _serving(self) -> list[_WorkerProcess]:
         return [worker for worker in self._workers.values() if worker.is_listening]

@@ -521,7 +521,7 @@ def test_a_certificate_says_when_it_has_expired(authority: Authority) -> None:
         f"tls: {{certificate: {pair.certificate}, key: {pair.key}}}\nbackends: {{a: {{endpoints: ['http://x:1']}}}}"
     )
     assert list(tls_problems(config)) == []
-    assert tls_of(pair).expires_at == datetime.datetime(2024, 2, 1, tzinfo=datetime.UTC)
+    assert tls_of(pair).expires_s == datetime.datetime(2024, 2, 1, tzinfo=datetime.UTC).timestamp()
 
 
 @pytest.mark.parametrize(
@@ -530,8 +530,8 @@ def test_a_certificate_says_when_it_has_expired(authority: Authority) -> None:
         ((-9, -1), "the certificate has expired"),
         ((-9, 13.96), "the certificate expires in 14.0 days"),
         ((-9, 14.1), None),
-        ((2, 90), "the certificate is not valid before {0:%b %e %H:%M:%S %Y} GMT"),
-        ((2, 3), "the certificate is not valid before {0:%b %e %H:%M:%S %Y} GMT"),
+        ((2, 90), "the certificate is not valid yet"),
+        ((2, 3), "the certificate is not valid yet"),
     ],
 )
 def test_a_certificate_that_is_not_valid_now_or_not_for_long_is_a_warning(
@@ -542,7 +542,7 @@ def test_a_certificate_that_is_not_valid_now_or_not_for_long_is_a_warning(
     files = f"{{certificate: {pair.certificate}, key: {pair.key}}}"
     backend = f"backends: {{a: {{tls: {files}, endpoints: ['https://x:1']}}}}"
     keys = ("tls.certificate", "backends.a.tls.certificate")
-    expected = [] if words is None else [(key, words.format(begins)) for key in keys]
+    expected = [] if words is None else [(key, words) for key in keys]
     assert list(tls_warnings(parse(f"tls: {files}\n{backend}"))) == expected
     # certificates that are not used do not matter
     assert list(tls_warnings(parse(backend.replace("https", "http")))) == []

@@ -28,11 +28,11 @@ LETTERS = {"+": Finding.HEALTHY, "-": Finding.FAILED, "4": Finding.NOT_FOUND, "1
     ],
 )
 def test_only_statuses_of_success_are_healthy(status: int, finding: Finding) -> None:
-    assert Finding.of(status, needs_credentials=False) is finding
+    assert Finding.of(status, is_denied=False) is finding
 
 
 def test_an_answer_that_wants_credentials_is_denied_whatever_its_status() -> None:
-    assert {Finding.of(status, needs_credentials=True) for status in (400, 401, 403)} == {Finding.DENIED}
+    assert {Finding.of(status, is_denied=True) for status in (400, 401, 403)} == {Finding.DENIED}
 
 
 @pytest.mark.parametrize(
