@@ -587,8 +587,7 @@ async def test_an_error_in_a_stream_has_the_id_of_its_request(both: Both) -> Non
     assert ["expected 4, got 1" in answers[0][0], "nobody" in answers[1][0], "model_name" in answers[2][0]] == [
         True
     ] * 3
-    # what cannot be read has no id
-    assert [answer for _, answer in answers] == [pb.ModelInferResponse(id=id_) for id_ in ("short", "unknown", "")]
+    assert [answer for _, answer in answers] == [pb.ModelInferResponse(id=id_) for id_ in ("short", "unknown", "lost")]
 
 
 async def test_tokens_and_denied_paths_are_those_of_http(server: JsonServer, tmp_path: Any) -> None:

@@ -16,7 +16,7 @@ from gateway.client.body import ClientBody
 from gateway.client.grpc.frames import Buffer, Buffers, Code
 from gateway.client.grpc.heads import Status, encoded, encoded_string, status_fields, status_of
 from gateway.client.grpc.inference import InferMessage, read_request, write_response
-from gateway.client.grpc.messages import CLASSES, check_fields, parsed, varint
+from gateway.client.grpc.messages import CLASSES, check_fields, parsed, path_of, varint
 from gateway.client.grpc.methods import METHODS, MODEL_INFER, MODEL_STREAM_INFER, Method
 from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Message, Stream
 from gateway.client.peers import client_left
@@ -179,14 +179,15 @@ class GrpcCall(ClientBody):
         if len(message) > SMALL_BYTES:
             self.reserve(len(message) * CALL_COPIES)
         asked = parsed(CLASSES[f"{method.name}Request"], message)
-        request.path, request.method, request.has_body = method.path(asked), method.verb, method.verb == "POST"
+        request.path = method.path(asked, self._plan.limits.head)
+        request.method, request.has_body = method.verb, method.verb == "POST"
         self._asked = method.body(asked) if request.has_body else b""
         request.content_length = len(self._asked) if request.has_body else None
 
     async def _take_inference(self, message: memoryview) -> None:
         steps = read_request(message, self._plan.header_limits, self.reserve)
         self._infer = infer = await self._exchange.request_codec.run(steps)
-        self._request.path = infer.target
+        self._request.path = path_of("/v2{model}/infer", self._plan.limits.head, *infer.names)
         if infer.is_of_sequence and self._message.before is not None:
             await asyncio.wait((self._message.before,))  # two connections to the server would not keep their order
 

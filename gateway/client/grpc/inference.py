@@ -22,7 +22,6 @@ from gateway.client.grpc.messages import (
     TYPED,
     Message,
     fields_of,
-    model_path,
     parameters_of,
     parsed,
     varint,
@@ -61,8 +60,8 @@ class InferMessage(NamedTuple):
 
     id: str
     """The client's; empty if it has none."""
-    target: str
-    """The path of the inference."""
+    names: tuple[str, str, str]
+    """Of the model, its version and no repository, as `path_of` takes them."""
     header: bytes
     """The JSON."""
     blobs: list[memoryview]
@@ -122,8 +121,8 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
     outputs = [parsed(_Request.InferRequestedOutputTensor, entry) for entry in found[_OUTPUTS]]
     header = _header(request, parameters, inputs, outputs)
     _check_size(len(header), limits)
-    target = f"/v2{model_path(request.model_name, request.model_version)}/infer"
-    return InferMessage(request.id, target, header, blobs, is_typed, is_of_sequence)
+    names = request.model_name, request.model_version, ""
+    return InferMessage(request.id, names, header, blobs, is_typed, is_of_sequence)
 
 
 def _split(

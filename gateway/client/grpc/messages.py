@@ -8,6 +8,7 @@ mean (`methods`, `inference`).
 
 import math
 import re
+import string
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.client.grpc.frames import Buffer
 from gateway.codec.inference import label_of
-from gateway.errors import CodecError
+from gateway.errors import CodecError, ErrorKind, GatewayError
 
 Message = Any
 """An instance of one of the classes; protobuf's classes have no types that a checker knows."""
@@ -30,6 +31,8 @@ MAX_FIELDS = 1024
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # other types of fields than LENGTH
 TAG_BYTES, NUMBER_BYTES = 5, 10
 """The longest tag and the longest number that protobuf reads."""
+
+_UNQUOTED = f"{string.ascii_letters}{string.digits}_.-~".encode()  # what `quote` leaves as it is
 
 _SCHEMA = Path(__file__).with_name("inference.proto")
 _WORD = re.compile(r"[\w.]+|[{}]")  # the other signs say nothing that the order does not
@@ -172,11 +175,21 @@ def parsed(kind: Any, text: Buffer) -> Message:
         raise CodecError(f"malformed message: {error}") from None
 
 
-def model_path(name: str, version: str) -> str:
-    """The part of a path that names a model, and its *version* unless that is empty. Raises `CodecError`."""
-    if not name:
+def path_of(target: str, max_bytes: float, *names: str) -> str:
+    """The path that is *target* with *names*: of a model, its version and a repository.
+
+    Raises `CodecError` where *target* has `{model}` and there is none, and `GatewayError` if the names take more than
+    *max_bytes* (`limits.head`), which are counted before they are quoted: that takes a step of Python for each byte.
+    """
+    n_bytes = sum(len(data) + 2 * len(data.translate(None, _UNQUOTED)) for data in map(str.encode, names))
+    if n_bytes > max_bytes:
+        words = f"the names in the request take {n_bytes} bytes of a path, limits.head is {max_bytes:d}"
+        raise GatewayError(ErrorKind.MALFORMED_REQUEST, words, status=431)
+    name, version, repository = (f"/{quote(name, safe='')}" if name else "" for name in names)
+    if not name and "{model}" in target:
         raise CodecError("the request has no `model_name` (or `name`)")
-    return f"/models/{quote(name, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+    model = f"/models{name}" + (f"/versions{version}" if name and version else "")
+    return target.format(model=model, models=model, repository=repository)
 
 
 def parameters_of(said: Message, section: str = "") -> dict[str, Any]:

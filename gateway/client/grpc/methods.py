@@ -4,12 +4,11 @@ One row a method. Not here: `ModelInfer` and `ModelStreamInfer`, whose messages 
 """
 
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import msgspec
 from google.protobuf import json_format
 
-from gateway.client.grpc.messages import CLASSES, Message, model_path, parameters_of
+from gateway.client.grpc.messages import CLASSES, Message, parameters_of, path_of
 from gateway.errors import CodecError
 
 SERVICE = "inference.GRPCInferenceService"
@@ -32,15 +31,13 @@ class Method(NamedTuple):
     member: str = ""
     """The field that the JSON of an answer becomes; empty: that JSON is the whole message."""
 
-    def path(self, asked: Message) -> str:
-        """The path for the message *asked*. Raises `CodecError`."""
+    def path(self, asked: Message, max_bytes: float) -> str:
+        """The path for the message *asked*, whose names have *max_bytes*. Raises `CodecError` and `GatewayError`."""
         if getattr(asked, "service", "") not in ("", SERVICE):
             raise CodecError(f"there is no service {asked.service[:100]!r}")
-        name, model = getattr(asked, "model_name", getattr(asked, "name", "")), "/models"
-        if name or "{model}" in self.target:
-            model = model_path(name, getattr(asked, "version", ""))
-        repository = quote(getattr(asked, "repository_name", ""), safe="")
-        return self.target.format(model=model, models=model, repository=repository and f"/{repository}")
+        name = getattr(asked, "model_name", getattr(asked, "name", ""))
+        others = getattr(asked, "version", ""), getattr(asked, "repository_name", "")
+        return path_of(self.target, max_bytes, name, *others)
 
     def body(self, asked: Message) -> bytes:
         """The JSON that a POST sends for the message *asked*. Raises `CodecError`."""
