@@ -26,16 +26,17 @@ from gateway.codec.v2.framing import HEADER_LENGTH, Framing
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
 from gateway.exchange import Exchange
 from gateway.headers import Pairs
+from gateway.pacing import Pacer
 from gateway.plan import Plan
 
 STREAM_CALLS = 16
 """How many inferences of one `ModelStreamInfer` are under way at once; the next is read when one of them has ended."""
 
 SMALL_BYTES = 64 * 1024
-"""A message without tensors that is no longer needs no admission, as a request of HTTP without a body."""
+"""The longest message without tensors: it is read in one step, and needs no admission, as a request without a body."""
 
-CALL_COPIES = 5
-"""How often a message without tensors is in memory, beside itself, while it becomes JSON with base64."""
+MAX_ANSWER_BYTES = 1024 * 1024
+"""The longest JSON that becomes a message without tensors; its parts are told apart in one step, of 2 ms."""
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The longest message that protobuf knows."""
@@ -175,9 +176,10 @@ class GrpcCall(ClientBody):
     async def _take_other(self, method: Method, message: memoryview) -> None:
         """Take a *message* without tensors. Raises `CodecError`."""
         request = self._request
-        check_fields(message)
         if len(message) > SMALL_BYTES:
-            self.reserve(len(message) * CALL_COPIES)
+            words = f"a message without tensors has at most {SMALL_BYTES} bytes; files of a model are loaded over HTTP"
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
+        check_fields(message)
         asked = parsed(CLASSES[f"{method.name}Request"], message)
         request.path = method.path(asked, self._plan.limits.head)
         request.method, request.has_body = method.verb, method.verb == "POST"
@@ -238,6 +240,9 @@ class GrpcCall(ClientBody):
         self._kept.append(bytes(piece))
         self._kept_bytes += len(piece)
         self.hold_answer(self._kept_bytes)
+        if self._method is not None and self._kept_bytes > MAX_ANSWER_BYTES:
+            words = f"the answer has more than {MAX_ANSWER_BYTES} bytes of JSON, the most that become a message"
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
 
     async def end(self) -> None:
         """See `Reply.end`."""
@@ -252,7 +257,7 @@ class GrpcCall(ClientBody):
             if self._method is None:
                 message = await self._exchange.response_codec.run(self._answer(headers, buffers))
             else:
-                message = [self._method.answer(b"".join(buffers)).SerializeToString()]
+                message = [(await Pacer().run(self._method.answer(b"".join(buffers)))).SerializeToString()]
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
         if self._message.is_one_of_many:

@@ -3,6 +3,7 @@
 One row a method. Not here: `ModelInfer` and `ModelStreamInfer`, whose messages hold tensors (`inference`).
 """
 
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +16,8 @@ SERVICE = "inference.GRPCInferenceService"
 MODEL_INFER = f"/{SERVICE}/ModelInfer"
 MODEL_STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
 
+_MEMBERS, _ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
+_NO = (b"false", b'"false"', b'"False"')
 _NO_MESSAGE = (msgspec.DecodeError, json_format.ParseError, AttributeError, TypeError, ValueError, RecursionError)
 
 
@@ -46,26 +49,50 @@ class Method(NamedTuple):
             said["parameters"] = parameters_of(asked)
         return msgspec.json.encode(said)
 
-    def answer(self, text: bytes) -> Message:
-        """The message of the body of a good answer; members that it does not have are left. Raises `CodecError`."""
-        response = CLASSES[f"{self.name}Response"]
-        if not response.DESCRIPTOR.fields:
-            return response()
+    def answer(self, text: bytes) -> Generator[None, None, Message]:
+        """The message of a good answer's body, made in steps; members that it lacks are left. Raises `CodecError`."""
+        response = CLASSES[f"{self.name}Response"]()
         try:
-            said = msgspec.json.decode(text)
             if self.flag:
-                return self.said(all(said.get(name) not in (False, "False", "false") for name in ("live", "ready")))
-            said = {self.member: said} if self.member else said
-            return json_format.ParseDict(said, response(), ignore_unknown_fields=True)
+                said = _MEMBERS.decode(text)
+                return self.said(all(bytes(said.get(name, b"")) not in _NO for name in ("live", "ready")))
+            if response.DESCRIPTOR.fields:
+                yield from _fill(response, {self.member: msgspec.Raw(text)} if self.member else _MEMBERS.decode(text))
         except _NO_MESSAGE as error:
             if self.flag:  # a good status says yes, whatever stands behind it
                 return self.said(True)
             raise CodecError(f"the answer cannot be made the message {self.name}Response: {error}") from None
+        return response
 
     def said(self, is_so: bool) -> Message:
         """The message with the `flag`; the `status` of gRPC's health service is SERVING (1) or NOT_SERVING (2)."""
         value = 2 - is_so if self.flag == "status" else is_so
         return CLASSES[f"{self.name}Response"](**{self.flag: value})
+
+
+def _fill(message: Message, members: dict[str, msgspec.Raw]) -> Generator[None, None, None]:
+    """Write *members* of JSON into *message*. Each message inside of it, or entry of a map, is a step of its own.
+
+    Protobuf's own reader takes 25 us for each model of an index, and cannot pause. Raises one of `_NO_MESSAGE`.
+    """
+    fields, rest = message.DESCRIPTOR.fields_by_name, {}
+    for name, value in members.items():
+        inside = getattr(message, name) if name in fields and fields[name].message_type is not None else None
+        if inside is None or bytes(value) == b"null":
+            rest[name] = msgspec.json.decode(value)
+        elif hasattr(inside, "add"):
+            for each in _ENTRIES.decode(value):
+                yield from _fill(inside.add(), _MEMBERS.decode(each))
+        elif hasattr(inside, "SetInParent"):
+            inside.SetInParent()  # also where it has no members
+            yield from _fill(inside, _MEMBERS.decode(value))
+        else:
+            for key, each in _MEMBERS.decode(value).items():
+                said = {name: {key: msgspec.json.decode(each)}}
+                message.MergeFrom(json_format.ParseDict(said, type(message)(), ignore_unknown_fields=True))
+                yield
+    json_format.ParseDict(rest, message, ignore_unknown_fields=True)
+    yield
 
 
 _ROWS = (
