@@ -287,6 +287,16 @@ async def test_an_answer_without_tensors_that_is_too_long() -> None:
     assert metrics['tensor_gateway_errors_total{blame="client",reason="body_too_large",route="main"}'] == 1
 
 
+@pytest.mark.rule("12.3")
+async def test_the_index_of_all_backends() -> None:
+    async with (
+        answering_json(MODELS[:2]) as url,
+        serving(url, "routes: [{name: other, models: ['other'], backend: main}]") as both,
+    ):
+        index = await both[1].get_model_repository_index()
+    assert [each.name for each in index.models] == ["model-0", "model-1"]
+
+
 LIES: dict[str, tuple[dict[str, Any], bytes, str]] = {
     "a negative size": ({"parameters": {"binary_data_size": -1}}, b"abcd", "must be an integer >= 0"),
     "a size that is a text": ({"parameters": {"binary_data_size": "4"}}, b"abcd", "must be an integer >= 0"),

@@ -208,9 +208,8 @@ class GrpcCall(ClientBody):
         return Framing(len(self._infer.header), blobs=self._infer.blobs)
 
     async def read(self) -> memoryview:
-        """The JSON of an inference."""
-        assert self._infer is not None
-        return memoryview(self._infer.header)
+        """The JSON."""
+        return memoryview(self._asked if self._infer is None else self._infer.header)
 
     async def read_first(self, n_bytes: int) -> bytes:
         """All of a request without tensors."""
