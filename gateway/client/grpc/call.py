@@ -15,7 +15,7 @@ from typing import Any
 from gateway.client.body import ClientBody
 from gateway.client.grpc.frames import Buffer, Buffers, Code
 from gateway.client.grpc.heads import Status, encoded, encoded_string, status_fields, status_of
-from gateway.client.grpc.inference import InferMessage, read_request, write_response
+from gateway.client.grpc.inference import InferMessage, find_id, read_request, write_response
 from gateway.client.grpc.messages import CLASSES, check_fields, parsed, path_of, varint
 from gateway.client.grpc.methods import METHODS, MODEL_INFER, MODEL_STREAM_INFER, Method
 from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Message, Stream
@@ -139,6 +139,7 @@ class GrpcCall(ClientBody):
     """The whole reply was handed to the connection."""
     _asked = b""  # the JSON of a request without tensors
     _infer: InferMessage | None = None  # what an inference asks for, once it was read
+    _id = ""  # of an inference of a stream, so that the client knows which request an error is about, as with Triton
     _begun: tuple[int, Pairs] = (0, ())
     _kept_bytes = 0
 
@@ -187,6 +188,8 @@ class GrpcCall(ClientBody):
         request.content_length = len(self._asked) if request.has_body else None
 
     async def _take_inference(self, message: memoryview) -> None:
+        if self._message.is_one_of_many:
+            self._id = find_id(message, self._plan.header_limits)
         steps = read_request(message, self._plan.header_limits, self.reserve)
         self._infer = infer = await self._exchange.request_codec.run(steps)
         self._request.path = path_of("/v2{model}/infer", self._plan.limits.head, *infer.names)
@@ -287,8 +290,7 @@ class GrpcCall(ClientBody):
         headers = [*error.headers, proxy_status(error)]
         if self._message.is_one_of_many and self._stream.head.first.get("triton_grpc_error", "").lower() != "true":
             answer = CLASSES["ModelStreamInferResponse"](error_message=exchange.detail)
-            if self._infer is not None:  # as Triton does it, so that the client knows which request it was
-                answer.infer_response.id = self._infer.id
+            answer.infer_response.id = self._id
             await self._send(headers, [answer.SerializeToString()])
             return
         self._stream.finish(await self._begin(headers) + status_fields(status, exchange.detail))
