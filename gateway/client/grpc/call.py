@@ -41,6 +41,7 @@ MAX_ANSWER_BYTES = 1024 * 1024
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The longest message that protobuf knows."""
 
+_OF_TIME = (ErrorKind.TIMEOUT, ErrorKind.OVERLOADED, ErrorKind.SLOW_CLIENT)
 _OK = Status.OK.name
 _HEADER_LENGTH = HEADER_LENGTH.lower()
 _OK_HEAD = b"\x88" + encoded([("content-type", "application/grpc")])  # HPACK's static table has the status 200
@@ -62,7 +63,7 @@ async def serve(stream: Stream) -> None:
     deadline_s = timer = None
     if head.timeout_s is not None:  # whatever is still to come of the client's messages comes too late then
         deadline_s = owner.loop.time() + head.timeout_s
-        timer = owner.loop.call_at(deadline_s, stream.break_off, GatewayError(ErrorKind.TIMEOUT, DEADLINE_WORDS))
+        timer = owner.loop.call_at(deadline_s, stream.break_off, GatewayError(ErrorKind.CLIENT_CLOSED, DEADLINE_WORDS))
     try:
         if not head.first.get("content-type", "").startswith("application/grpc") or head.first.get(":method") != "POST":
             stream.finish(_NO_GRPC)
@@ -269,7 +270,9 @@ class GrpcCall(ClientBody):
 
     async def error(self, error: GatewayError) -> None:
         """Send *error* as a status; if a reply has begun, cut it off with a reset."""
-        exchange, method = self._exchange, self._method
+        exchange, method, deadline_s = self._exchange, self._method, self._request.deadline_s
+        if error.kind in _OF_TIME and deadline_s and asyncio.get_running_loop().time() >= deadline_s:
+            error = GatewayError(ErrorKind.CLIENT_CLOSED, DEADLINE_WORDS)  # a client of HTTP leaves when it has no time
         exchange.detail = error.message
         if self.is_complete:
             return
@@ -282,9 +285,6 @@ class GrpcCall(ClientBody):
             exchange.rpc_status = _OK
             await self._send(error.headers, [method.said(False).SerializeToString()])
             return
-        deadline_s = self._request.deadline_s
-        if error.kind is ErrorKind.TIMEOUT and deadline_s and asyncio.get_running_loop().time() >= deadline_s:
-            exchange.detail = DEADLINE_WORDS
         status = status_of(error)
         exchange.rpc_status = status.name
         headers = [*error.headers, proxy_status(error)]

@@ -225,6 +225,7 @@ _OF_HTTP = {
     408: Status.DEADLINE_EXCEEDED,
     413: Status.RESOURCE_EXHAUSTED,
     429: Status.RESOURCE_EXHAUSTED,
+    499: Status.DEADLINE_EXCEEDED,  # its own; a client that left otherwise is told nothing
     501: Status.UNIMPLEMENTED,
     503: Status.UNAVAILABLE,
     504: Status.DEADLINE_EXCEEDED,
