@@ -335,6 +335,30 @@ async def test_a_model_that_the_server_does_not_know_is_not_ready() -> None:
         assert not await client.is_model_ready("nobody")
 
 
+@pytest.mark.rule("12.3", "12.5")
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        *dict.fromkeys((400, 404, 405, 501, 503), False).items(),
+        (401, "UNAUTHENTICATED"),
+        (403, "PERMISSION_DENIED"),
+        (429, "RESOURCE_EXHAUSTED"),
+        (500, "INTERNAL"),
+        (502, "INTERNAL"),
+    ],
+)
+async def test_only_a_refusal_that_says_so_means_that_something_is_not_ready(status: int, expected: object) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": "no"}, status=status)
+
+    async with serving_app(refuse, "GET") as url, serving(url) as (_, client):
+        try:
+            got: object = await client.is_model_ready("m")
+        except InferenceServerException as error:
+            got = error.status().removeprefix("StatusCode.")
+    assert got == expected
+
+
 async def test_calls_that_belong_to_the_server_alone_are_unimplemented(
     grpc_client: triton.InferenceServerClient,
 ) -> None:

@@ -42,6 +42,7 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 """The longest message that protobuf knows."""
 
 _OF_TIME = (ErrorKind.TIMEOUT, ErrorKind.OVERLOADED, ErrorKind.SLOW_CLIENT)
+_NOT_READY = (400, 404, 405, 501, 503)  # or not there; a server says something else with any other refusal
 _OK = Status.OK.name
 _HEADER_LENGTH = HEADER_LENGTH.lower()
 _OK_HEAD = b"\x88" + encoded([("content-type", "application/grpc")])  # HPACK's static table has the status 200
@@ -281,7 +282,8 @@ class GrpcCall(ClientBody):
             self._stream.close(Code.INTERNAL_ERROR)
             return
         exchange.status = error.status
-        if method is not None and method.flag and error.kind in (ErrorKind.BACKEND_ERROR, ErrorKind.NO_ROUTE):
+        is_answer = error.kind in (ErrorKind.BACKEND_ERROR, ErrorKind.NO_ROUTE) and error.status in _NOT_READY
+        if method is not None and method.flag and is_answer:
             exchange.rpc_status = _OK
             await self._send(error.headers, [method.said(False).SerializeToString()])
             return

@@ -30,7 +30,7 @@ class Method(NamedTuple):
     target: str
     """The path; `{model}` and `{repository}` are what the message names, `{models}` is a model or all of them."""
     flag: str = ""
-    """The field that says whether something is ready: a server's refusal is an answer then, too."""
+    """The field that says whether something is ready: a refusal that says no is an answer then, too."""
     member: str = ""
     """The field that the JSON of an answer becomes; empty: that JSON is the whole message."""
 
