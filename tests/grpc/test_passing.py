@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 from google.protobuf import json_format
-from tritonclient.grpc import InferRequestedOutput
+from tritonclient.grpc import InferRequestedOutput, service_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
@@ -187,6 +187,21 @@ async def test_only_metadata_of_grpc_itself_stay_behind() -> None:
     assert (got["tenant"], got["trailer-park"]) == ("t", "p")
     assert set(sent) <= set(asked[0])
     assert not set(asked[0]) & {*own, *forged}
+
+
+async def test_names_that_grpc_does_not_know_stay_behind() -> None:
+    """HTTP allows them; a client of gRPC ends the whole call because of one."""
+    odd = ["x!y", "x#y", "x$y", "x%y", "x&y", "x'y", "x*y", "x+y", "x^y", "x`y", "x|y", "x~y"]
+    headers = "".join(f"{name}: 1\r\n" for name in [*odd, "X_y.Z-0", "x-bin", "Grpc-Status", "Content-Language"])
+    body = b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [1], "data": [1]}]}'
+    async with lying(answering(body, headers=headers)) as liar, serving(liar.url) as (client, _):
+        async with grpc.aio.insecure_channel(address_of(client)) as channel:
+            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(
+                in_message(np.ones(1, "f4"), "FP32", is_typed=False)
+            )
+            names = [name for name, _ in await call.initial_metadata()]
+            assert (await call).outputs[0].name == "y"
+    assert set(names) - {"x-request-id"} == {"x_y.z-0"}
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"live": "\xff"}'])

@@ -7,6 +7,7 @@ bytes come and go (`stream`), and what messages say (`inference`, `methods`).
 
 import asyncio
 import logging
+import re
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -52,7 +53,7 @@ _REQUEST_ID = b"\0" + encoded_string("x-request-id")
 _NO_METADATA = frozenset(
     ("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id", _HEADER_LENGTH)
 )
-_NO_METADATA_BEGINNINGS = ("content-", "grpc-")
+_METADATA = re.compile(r"(?!content-|grpc-)[0-9a-z_.-]+(?<!-bin)")  # HTTP allows more, which ends calls in C and Go
 _STREAM_ANSWER_TAG = b"\x12"  # `infer_response` of ModelStreamInferResponse
 
 log = logging.getLogger("gateway")
@@ -366,5 +367,4 @@ def _field(line: str) -> bytes:
 @lru_cache(maxsize=128)
 def _named(name: str) -> bytes:
     """The field with *name* as HPACK, but for its value; empty if it does not cross."""
-    is_left_out = name in _NO_METADATA or name.startswith(_NO_METADATA_BEGINNINGS) or name.endswith("-bin")
-    return b"" if is_left_out else b"\0" + encoded_string(name)
+    return b"\0" + encoded_string(name) if name not in _NO_METADATA and _METADATA.fullmatch(name) else b""
