@@ -166,6 +166,20 @@ async def test_what_is_no_call_of_grpc(both: Both) -> None:
         assert "snappy" in got["grpc-message"]
 
 
+@pytest.mark.rule("12.5")
+@pytest.mark.parametrize("fields_", [FIELDS, [*FIELDS, ("grpc-encoding", "identity")]])
+@pytest.mark.parametrize("path", ["ModelInfer", "ServerLive"])
+async def test_a_message_that_is_marked_as_compressed_and_is_not(
+    both: Both, fields_: list[tuple[str, str]], path: str
+) -> None:
+    named = [(name, value.replace("ModelInfer", path) if name == ":path" else value) for name, value in fields_]
+    body = BODY if path == "ModelInfer" else b""
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, named) + frame(DATA, 1, message(body, 1), END_STREAM))
+        got = await raw.status(1)
+    assert (got["grpc-status"], "does not say how" in got["grpc-message"]) == ("3", True)
+
+
 async def test_only_metadata_of_grpc_itself_stay_behind() -> None:
     """Of names that begin like one of these, such as `tenant` like `te`, all cross, in both directions."""
     asked: list[list[str]] = []

@@ -203,10 +203,13 @@ class GrpcCall(ClientBody):
         if not self._message.is_compressed:
             return None
         try:
-            return parse_content_encoding(self._stream.head.first.get("grpc-encoding", "identity"))
+            coding = parse_content_encoding(self._stream.head.first.get("grpc-encoding", "identity"))
         except CodecError as error:
             words = str(error).replace("Content-Encoding", "grpc-encoding")
             raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, words, status=501) from None
+        if coding is None:
+            raise CodecError("malformed message: it is marked as compressed, but grpc-encoding does not say how")
+        return coding
 
     def framing(self) -> Framing:
         """Where the JSON ends, and the blobs."""
