@@ -375,7 +375,8 @@ async def test_the_health_service_of_grpc(both: Both) -> None:
         assert await check(b"\x0a\x1einference.GRPCInferenceService") == b"\x08\x01"
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await check(b"\x0a\x01x")
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND  # as its protocol has it
+    assert refused.value.details() == "there is no service 'x'"
 
 
 REFUSED = {

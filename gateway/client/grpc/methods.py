@@ -10,7 +10,7 @@ import msgspec
 from google.protobuf import json_format
 
 from gateway.client.grpc.messages import CLASSES, Message, parameters_of, path_of
-from gateway.errors import CodecError
+from gateway.errors import CodecError, ErrorKind, GatewayError
 
 SERVICE = "inference.GRPCInferenceService"
 MODEL_INFER = f"/{SERVICE}/ModelInfer"
@@ -37,7 +37,8 @@ class Method(NamedTuple):
     def path(self, asked: Message, max_bytes: float) -> str:
         """The path for the message *asked*, whose names have *max_bytes*. Raises `CodecError` and `GatewayError`."""
         if getattr(asked, "service", "") not in ("", SERVICE):
-            raise CodecError(f"there is no service {asked.service[:100]!r}")
+            # not NO_ROUTE, which would mean that it is not ready (`flag`)
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"there is no service {asked.service[:100]!r}", status=404)
         name = getattr(asked, "model_name", getattr(asked, "name", ""))
         others = getattr(asked, "version", ""), getattr(asked, "repository_name", "")
         return path_of(self.target, max_bytes, name, *others)
