@@ -252,7 +252,7 @@ async def test_calls_with_many_parameters(both: Both) -> None:
     async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
         load: Any = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
         entries = b"".join(b"\x1a\x0c\x0a\x06%06x\x12\x02\x10\x01" % number for number in range(2000))
-        with pytest.raises(grpc.aio.AioRpcError, match="more than 1024 fields") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match="more than 1024 parameters") as refused:
             await load(b"\x12\x01m" + entries)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 

@@ -7,7 +7,6 @@ bytes come and go (`stream`), and what messages say (`inference`, `methods`).
 
 import asyncio
 import logging
-import re
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -15,9 +14,9 @@ from typing import Any
 
 from gateway.client.body import ClientBody
 from gateway.client.grpc.frames import Buffer, Buffers, Code
-from gateway.client.grpc.heads import Status, encoded, encoded_string, status_fields, status_of
+from gateway.client.grpc.heads import CROSSING, Status, encoded, encoded_string, status_fields, status_of
 from gateway.client.grpc.inference import InferMessage, find_id, read_request, write_response
-from gateway.client.grpc.messages import CLASSES, check_fields, parsed, path_of, varint
+from gateway.client.grpc.messages import CLASSES, parsed, path_of, varint
 from gateway.client.grpc.methods import METHODS, MODEL_INFER, MODEL_STREAM_INFER, Method
 from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Message, Stream
 from gateway.client.peers import client_left
@@ -36,12 +35,10 @@ STREAM_CALLS = 16
 SMALL_BYTES = 64 * 1024
 """The longest message without tensors: it is read in one step, and needs no admission, as a request without a body."""
 
-MAX_ANSWER_BYTES = 1024 * 1024
-"""The longest JSON that becomes a message without tensors; its parts are told apart in one step, of 2 ms."""
-
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The longest message that protobuf knows."""
 
+_MAX_ANSWER_BYTES = 1024 * 1024  # of JSON for a message without tensors: its parts are told apart in one step, of 2 ms
 _OF_TIME = (ErrorKind.TIMEOUT, ErrorKind.OVERLOADED, ErrorKind.SLOW_CLIENT)
 _NOT_READY = (400, 404, 405, 501, 503)  # or not there; a server says something else with any other refusal
 _OK = Status.OK.name
@@ -53,7 +50,6 @@ _REQUEST_ID = b"\0" + encoded_string("x-request-id")
 _NO_METADATA = frozenset(
     ("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id", _HEADER_LENGTH)
 )
-_METADATA = re.compile(r"(?!content-|grpc-)[0-9a-z_.-]+(?<!-bin)")  # HTTP allows more, which ends calls in C and Go
 _STREAM_ANSWER_TAG = b"\x12"  # `infer_response` of ModelStreamInferResponse
 
 log = logging.getLogger("gateway")
@@ -183,7 +179,6 @@ class GrpcCall(ClientBody):
         if len(message) > SMALL_BYTES:
             words = f"a message without tensors has at most {SMALL_BYTES} bytes; files of a model are loaded over HTTP"
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
-        check_fields(message)
         asked = parsed(CLASSES[f"{method.name}Request"], message)
         request.path = method.path(asked, self._plan.limits.head)
         request.method, request.has_body = method.verb, method.verb == "POST"
@@ -248,9 +243,8 @@ class GrpcCall(ClientBody):
         self._kept.append(bytes(piece))
         self._kept_bytes += len(piece)
         self.hold_answer(self._kept_bytes)
-        if self._method is not None and self._kept_bytes > MAX_ANSWER_BYTES:
-            words = f"the answer has more than {MAX_ANSWER_BYTES} bytes of JSON, the most that become a message"
-            raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
+        if self._method is not None and self._kept_bytes > _MAX_ANSWER_BYTES:
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE, f"the answer has more than {_MAX_ANSWER_BYTES} bytes of JSON")
 
     async def end(self) -> None:
         """See `Reply.end`."""
@@ -295,8 +289,7 @@ class GrpcCall(ClientBody):
         exchange.rpc_status = status.name
         headers = [*error.headers, proxy_status(error)]
         if self._message.is_one_of_many and self._stream.head.first.get("triton_grpc_error", "").lower() != "true":
-            answer = CLASSES["ModelStreamInferResponse"](error_message=exchange.detail)
-            answer.infer_response.id = self._id
+            answer = CLASSES["ModelStreamInferResponse"](error_message=exchange.detail, infer_response={"id": self._id})
             await self._send(headers, [answer.SerializeToString()])
             return
         self._stream.finish(await self._begin(headers) + status_fields(status, exchange.detail))
@@ -370,4 +363,4 @@ def _field(line: str) -> bytes:
 @lru_cache(maxsize=128)
 def _named(name: str) -> bytes:
     """The field with *name* as HPACK, but for its value; empty if it does not cross."""
-    return b"\0" + encoded_string(name) if name not in _NO_METADATA and _METADATA.fullmatch(name) else b""
+    return b"\0" + encoded_string(name) if name not in _NO_METADATA and CROSSING.fullmatch(name) else b""

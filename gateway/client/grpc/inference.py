@@ -43,8 +43,7 @@ _Request, _Response = CLASSES["ModelInferRequest"], CLASSES["ModelInferResponse"
 _Contents = CLASSES["InferTensorContents"]
 _ARRAYS = {"d": np.dtype("f8"), "i": np.dtype("i8"), "u": np.dtype("u8")}  # by `Datatype.parsed`
 
-_ID, _INPUTS, _OUTPUTS, _RAW_INPUTS = (number << 3 | LENGTH for number in (3, 5, 6, 7))
-_CONTENTS = 5 << 3 | LENGTH  # of an input
+_ID, _INPUTS, _OUTPUTS, _RAW_INPUTS, _CONTENTS = (n << 3 | LENGTH for n in (3, 5, 6, 7, 5))  # the last: of an input
 _TENSORS = {
     tag: f"entries in `{name}`, which is the most that `limits.tensors` allows"
     for tag, name in ((_INPUTS, "inputs"), (_OUTPUTS, "outputs"), (_RAW_INPUTS, "raw_input_contents"))
@@ -122,8 +121,7 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
     outputs = [parsed(_Request.InferRequestedOutputTensor, entry) for entry in found[_OUTPUTS]]
     header = _header(request, parameters, inputs, outputs)
     _check_size(len(header), limits)
-    names = request.model_name, request.model_version, ""
-    return InferMessage(names, header, blobs, is_typed, is_of_sequence)
+    return InferMessage((request.model_name, request.model_version, ""), header, blobs, is_typed, is_of_sequence)
 
 
 def find_id(message: memoryview, limits: HeaderLimits) -> str:

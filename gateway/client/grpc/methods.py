@@ -16,8 +16,8 @@ SERVICE = "inference.GRPCInferenceService"
 MODEL_INFER = f"/{SERVICE}/ModelInfer"
 MODEL_STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
 
+MAX_PARAMETERS = 1024  # of a call without tensors; they become JSON in one step
 _MEMBERS, _ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
-_NO = (b"false", b'"false"', b'"False"')
 _NO_MESSAGE = (msgspec.DecodeError, json_format.ParseError, AttributeError, TypeError, ValueError, RecursionError)
 
 
@@ -47,6 +47,8 @@ class Method(NamedTuple):
         """The JSON that a POST sends for the message *asked*. Raises `CodecError`."""
         said: dict[str, Any] = {"ready": True} if getattr(asked, "ready", False) else {}
         if getattr(asked, "parameters", None):
+            if len(asked.parameters) > MAX_PARAMETERS:
+                raise CodecError(f"the message has more than {MAX_PARAMETERS} parameters")
             said["parameters"] = parameters_of(asked)
         return msgspec.json.encode(said)
 
@@ -55,8 +57,8 @@ class Method(NamedTuple):
         response = CLASSES[f"{self.name}Response"]()
         try:
             if self.flag:
-                said = _MEMBERS.decode(text)
-                return self.said(all(bytes(said.get(name, b"")) not in _NO for name in ("live", "ready")))
+                said = {bytes(each) for name, each in _MEMBERS.decode(text).items() if name in ("live", "ready")}
+                return self.said(not said & {b"false", b'"false"', b'"False"'})
             if response.DESCRIPTOR.fields:
                 yield from _fill(response, {self.member: msgspec.Raw(text)} if self.member else _MEMBERS.decode(text))
         except _NO_MESSAGE as error:
