@@ -36,7 +36,7 @@ class ErrorKind(Enum):
     MALFORMED_RESPONSE = ("malformed_response", 502, Blame.BACKEND, "http_protocol_error")
     # the backend's own 4xx or 5xx keeps its status
     BACKEND_ERROR = ("backend_error", 502, Blame.BACKEND, "http_request_error")
-    CLIENT_CLOSED = ("client_closed", 499, Blame.CLIENT, "")  # never sent: nobody is there to read it
+    CLIENT_CLOSED = ("client_closed", 499, Blame.CLIENT, "http_response_timeout")  # sent over gRPC alone: its deadline
     INTERNAL = ("internal", 500, Blame.GATEWAY, "proxy_internal_error")
 
     def __init__(self, label: str, status: int, blame: Blame, proxy_error: str) -> None:

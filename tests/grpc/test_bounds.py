@@ -12,8 +12,10 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from aiohttp import web
 from hpack import Decoder, Encoder
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import InferenceServerException
 
 from gateway.client.grpc.connection import GrpcConnection
 from gateway.client.grpc.inference import read_request
@@ -41,7 +43,7 @@ from tests.grpc.frames import (
     frame,
     message,
 )
-from tests.grpc.test_clients import Both, ask, in_message
+from tests.grpc.test_clients import Both, ask, in_message, serving_app
 from tests.grpc.test_hostile import BODY, still_serves
 from tests.steps import run
 
@@ -429,6 +431,45 @@ async def test_many_tiny_fields_over_a_socket(both: Both) -> None:
                 await call(MANY[kind](2_000_000))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await still_serves(both)
+
+
+LONG_NAMES: dict[str, Any] = {
+    "ModelReady": pb.ModelReadyRequest(name="%" * 30_000),
+    "ModelMetadata": pb.ModelMetadataRequest(name="\u00e9" * 20_000),  # 40,000 bytes, and 120,000 in a path
+    "ModelConfig": pb.ModelConfigRequest(name="m", version="\u4f60" * 8_000),
+    "ModelStatistics": pb.ModelStatisticsRequest(name="a" * 33_000, version="/" * 11_000),
+    "RepositoryIndex": pb.RepositoryIndexRequest(repository_name="/" * 22_000),
+    "RepositoryModelLoad": pb.RepositoryModelLoadRequest(repository_name="a" * 33_000, model_name="/" * 11_000),
+    "ModelInfer": pb.ModelInferRequest(model_name="a" * 66_000),
+}
+
+
+@pytest.mark.parametrize("name", LONG_NAMES)
+async def test_names_that_are_too_long_for_a_head_of_http(both: Both, name: str) -> None:
+    """A server that refuses such a line by closing the connection would be taken for one that fails."""
+    async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
+        call: Any = channel.unary_unary(f"/inference.GRPCInferenceService/{name}")
+        with pytest.raises(grpc.aio.AioRpcError, match=r"bytes of a path, limits\.head is 65536") as refused:
+            await call(LONG_NAMES[name].SerializeToString())
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    metrics = await both[0].metrics()
+    assert metrics['tensor_gateway_requests_total{code="431",model="other",protocol="grpc",route="none"}'] == 1
+    assert metrics['tensor_gateway_errors_total{blame="client",reason="malformed_request",route="none"}'] == 1
+
+
+async def test_the_longest_names_cross() -> None:
+    """Quoted, they take no more than `limits.head`."""
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append(request.raw_path)
+        return web.json_response({"ready": True})
+
+    async with serving_app(handle, "GET") as url, serving(url, "limits: {head: 1KiB}") as (_, triton):
+        assert await triton.is_model_ready("\u00e9" * 150 + "a" * 120, "~" * 4)
+        with pytest.raises(InferenceServerException, match="take 1025 bytes of a path, limits.head is 1024"):
+            await triton.is_model_ready("\u00e9" * 150 + "a" * 120, "~" * 5)
+    assert asked == [f"/v2/models/{'%C3%A9' * 150}{'a' * 120}/versions/~~~~/ready"]
 
 
 async def test_many_inputs_of_middle_size_are_no_header(both: Both) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -336,6 +335,30 @@ async def test_a_model_that_the_server_does_not_know_is_not_ready() -> None:
         assert not await client.is_model_ready("nobody")
 
 
+@pytest.mark.rule("12.3", "12.5")
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        *dict.fromkeys((400, 404, 405, 501, 503), False).items(),
+        (401, "UNAUTHENTICATED"),
+        (403, "PERMISSION_DENIED"),
+        (429, "RESOURCE_EXHAUSTED"),
+        (500, "INTERNAL"),
+        (502, "INTERNAL"),
+    ],
+)
+async def test_only_a_refusal_that_says_so_means_that_something_is_not_ready(status: int, expected: object) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": "no"}, status=status)
+
+    async with serving_app(refuse, "GET") as url, serving(url) as (_, client):
+        try:
+            got: object = await client.is_model_ready("m")
+        except InferenceServerException as error:
+            got = error.status().removeprefix("StatusCode.")
+    assert got == expected
+
+
 async def test_calls_that_belong_to_the_server_alone_are_unimplemented(
     grpc_client: triton.InferenceServerClient,
 ) -> None:
@@ -352,7 +375,8 @@ async def test_the_health_service_of_grpc(both: Both) -> None:
         assert await check(b"\x0a\x1einference.GRPCInferenceService") == b"\x08\x01"
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await check(b"\x0a\x01x")
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND  # as its protocol has it
+    assert refused.value.details() == "there is no service 'x'"
 
 
 REFUSED = {
@@ -571,24 +595,26 @@ async def test_an_error_in_a_stream(grpc_client: triton.InferenceServerClient, e
 
 @pytest.mark.rule("12.4")
 async def test_an_error_in_a_stream_has_the_id_of_its_request(both: Both) -> None:
-    def requests() -> Iterator[pb.ModelInferRequest]:
-        for id_, model, values in (
-            ("short", "identity", b"1"),
-            ("unknown", "nobody", bytes(4)),
-            ("lost", "", bytes(4)),
-        ):
-            message = pb.ModelInferRequest(id=id_, model_name=model, raw_input_contents=[values])
-            message.inputs.add(name="x", datatype="FP32", shape=[1])
-            yield message
-
+    named = {
+        "short": (broken(lambda m: m.raw_input_contents.__setitem__(0, b"1")), "expected 8, got 1"),
+        "unknown": (broken(lambda m: setattr(m, "model_name", "nobody")), "nobody"),
+        "\u00fc" * 500: (broken(lambda m: m.parameters["x"].SetInParent()), "parameter 'x' has no value"),
+        "long": (broken(lambda m: setattr(m.parameters["x"], "string_param", "x" * 200_000)), "limits.header"),
+        **{case: (broken(change), words) for case, (change, words) in BROKEN.items()},
+    }
+    messages = []
+    for id_, (message, _) in named.items():
+        message.id = id_
+        messages.append(message.SerializeToString())
+    messages += [b"\x1a\4last\xff", b"\x1a\2\xff\xff", b"\x1a" + _varint(200_000) + bytes(200_000)]
     async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
-        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(requests())
-        answers = [(answer.error_message, answer.infer_response) async for answer in call]
-    assert ["expected 4, got 1" in answers[0][0], "nobody" in answers[1][0], "model_name" in answers[2][0]] == [
-        True
-    ] * 3
-    # what cannot be read has no id
-    assert [answer for _, answer in answers] == [pb.ModelInferResponse(id=id_) for id_ in ("short", "unknown", "")]
+        stream: Any = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        answers = [pb.ModelStreamInferResponse.FromString(answer) async for answer in stream(iter(messages))]
+    assert [answer.infer_response for answer in answers] == [
+        pb.ModelInferResponse(id=id_) for id_ in (*named, "last", "", "")
+    ]
+    for answer, (_, words) in zip(answers, named.values(), strict=False):
+        assert words in answer.error_message
 
 
 async def test_tokens_and_denied_paths_are_those_of_http(server: JsonServer, tmp_path: Any) -> None:

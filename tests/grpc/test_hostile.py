@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import random
 from typing import Any
 
@@ -16,7 +17,7 @@ from gateway.client.grpc.connection import GrpcConnection
 from gateway.client.grpc.frames import CONNECTION_WINDOW, Http2Error, Sender
 from gateway.client.request import ClientRequest
 from gateway.demo import JsonServer
-from tests.conftest import Client, Connection, answering, lying
+from tests.conftest import Client, Connection, access_lines, answering, lying
 from tests.grpc.conftest import address_of, serving
 from tests.grpc.frames import (
     ACK,
@@ -686,17 +687,32 @@ async def test_a_message_of_a_stream_that_is_refused_before_it_is_read(server: J
         await still_serves(both)
 
 
-async def test_a_deadline_of_the_clients_own() -> None:
+@pytest.mark.rule("12.5")
+@pytest.mark.parametrize("backend", ["", "max_connections: 1\nqueue: {length: 9, timeout: 9s}"])
+async def test_a_deadline_of_the_clients_own(caplog: pytest.LogCaptureFixture, backend: str) -> None:
+    """The same words everywhere, also where the call waits for a connection; and it is nobody else's fault."""
+    words = "Deadline Exceeded: the client's deadline (grpc-timeout) is over"
+    caplog.set_level("INFO", "gateway.access")
+
     async def silent(connection: Connection) -> None:
         await connection.read_request()
         await asyncio.sleep(10)
 
-    async with lying(silent) as liar, serving(liar.url) as both:
-        async with connected(address_of(both[0])) as raw:
+    async def late(client: Client) -> dict[str, str]:
+        async with connected(address_of(client)) as raw:
             await raw.send(fields(1, [*FIELDS, ("grpc-timeout", "300m")]) + frame(DATA, 1, message(BODY), END_STREAM))
-            got = await raw.status(1)
-    assert got["grpc-status"] == "4"
-    assert got["grpc-message"] == "Deadline Exceeded: the client's deadline (grpc-timeout) is over"
+            return await raw.status(1)
+
+    async with lying(silent) as liar, serving(liar.url, "logging: {access: json}\n", backend) as (client, _):
+        got = await asyncio.gather(late(client), late(client))
+        metrics = await client.metrics()
+    assert [(each["grpc-status"], each["grpc-message"]) for each in got] == [("4", words)] * 2
+    details = f'tensor-gateway; error=http_response_timeout; details="{words}"'
+    assert [each["proxy-status"] for each in got] == [details] * 2
+    lines = [json.loads(line) for line in access_lines(caplog)]
+    said = [(line["status"], line["reason"], line["blame"], line["detail"]) for line in lines]
+    assert said == [(499, "client_closed", "client", words)] * 2
+    assert metrics['tensor_gateway_errors_total{blame="client",reason="client_closed",route="main"}'] == 2
 
 
 @pytest.mark.slow

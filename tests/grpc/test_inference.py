@@ -110,7 +110,7 @@ def test_an_empty_tensor_and_shared_memory_need_no_values() -> None:
     message = pb.ModelInferRequest(model_name="m", model_version="3")
     message.inputs.add(name="empty", datatype="FP32", shape=[0, 4])
     read_empty = read(message.SerializeToString())
-    assert read_empty.target == "/v2/models/m/versions/3/infer"
+    assert read_empty.names == ("m", "3", "")
     assert [bytes(blob) for blob in read_empty.blobs] == [b""]
     region = message.inputs.add(name="region", datatype="FP32", shape=[4])
     region.parameters["shared_memory_region"].string_param = "r"

@@ -7,15 +7,19 @@ import grpc
 import numpy as np
 import pytest
 from aiohttp import web
-from tritonclient.grpc import InferRequestedOutput
+from google.protobuf import json_format
+from tritonclient.grpc import InferRequestedOutput, service_pb2_grpc
+from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
+from gateway.client.grpc.methods import METHODS
 from gateway.demo import JsonServer
 from tests.conftest import answering, lying
 from tests.grpc.conftest import address_of, serving
 from tests.grpc.frames import DATA, END_STREAM, FIELDS, connected, fields, frame, message
-from tests.grpc.test_clients import Both, _varint, answering_json, ask, given, in_message, serving_app
+from tests.grpc.test_clients import Both, answering_json, ask, given, in_message, serving_app
 from tests.grpc.test_hostile import BODY
+from tests.steps import run
 
 pytestmark = pytest.mark.rule("12.7")
 
@@ -162,6 +166,20 @@ async def test_what_is_no_call_of_grpc(both: Both) -> None:
         assert "snappy" in got["grpc-message"]
 
 
+@pytest.mark.rule("12.5")
+@pytest.mark.parametrize("fields_", [FIELDS, [*FIELDS, ("grpc-encoding", "identity")]])
+@pytest.mark.parametrize("path", ["ModelInfer", "ServerLive"])
+async def test_a_message_that_is_marked_as_compressed_and_is_not(
+    both: Both, fields_: list[tuple[str, str]], path: str
+) -> None:
+    named = [(name, value.replace("ModelInfer", path) if name == ":path" else value) for name, value in fields_]
+    body = BODY if path == "ModelInfer" else b""
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, named) + frame(DATA, 1, message(body, 1), END_STREAM))
+        got = await raw.status(1)
+    assert (got["grpc-status"], "does not say how" in got["grpc-message"]) == ("3", True)
+
+
 async def test_only_metadata_of_grpc_itself_stay_behind() -> None:
     """Of names that begin like one of these, such as `tenant` like `te`, all cross, in both directions."""
     asked: list[list[str]] = []
@@ -183,6 +201,21 @@ async def test_only_metadata_of_grpc_itself_stay_behind() -> None:
     assert (got["tenant"], got["trailer-park"]) == ("t", "p")
     assert set(sent) <= set(asked[0])
     assert not set(asked[0]) & {*own, *forged}
+
+
+async def test_names_that_grpc_does_not_know_stay_behind() -> None:
+    """HTTP allows them; a client of gRPC ends the whole call because of one."""
+    odd = ["x!y", "x#y", "x$y", "x%y", "x&y", "x'y", "x*y", "x+y", "x^y", "x`y", "x|y", "x~y"]
+    headers = "".join(f"{name}: 1\r\n" for name in [*odd, "X_y.Z-0", "x-bin", "Grpc-Status", "Content-Language"])
+    body = b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [1], "data": [1]}]}'
+    async with lying(answering(body, headers=headers)) as liar, serving(liar.url) as (client, _):
+        async with grpc.aio.insecure_channel(address_of(client)) as channel:
+            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(
+                in_message(np.ones(1, "f4"), "FP32", is_typed=False)
+            )
+            names = [name for name, _ in await call.initial_metadata()]
+            assert (await call).outputs[0].name == "y"
+    assert set(names) - {"x-request-id"} == {"x_y.z-0"}
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"live": "\xff"}'])
@@ -219,19 +252,78 @@ async def test_calls_with_many_parameters(both: Both) -> None:
     async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
         load: Any = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
         entries = b"".join(b"\x1a\x0c\x0a\x06%06x\x12\x02\x10\x01" % number for number in range(2000))
-        with pytest.raises(grpc.aio.AioRpcError, match="more than 1024 fields") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match="more than 1024 parameters") as refused:
             await load(b"\x12\x01m" + entries)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        with pytest.raises(grpc.aio.AioRpcError, match="limits.in_flight_bytes"):
-            await _load_large(both, load)
 
 
-async def _load_large(both: Both, load: Any) -> None:
-    """Load a model with a file for which there is room, but not for its JSON."""
-    admission = both[0].gateway.gateway.admission
-    admission.max_bytes = 2_000_000
-    entry = b"\x0a\x06file:1\x12" + b"\xc4\x84\x3d" + b"\x22\xc0\x84\x3d" + bytes(1_000_000)
-    await load(b"\x12\x01m\x1a" + _varint(len(entry)) + entry)
+def loading(n_bytes: int) -> bytes:
+    """A message that loads a model with a file of *n_bytes*."""
+    request = pb.RepositoryModelLoadRequest(model_name="m")
+    request.parameters["file:1"].bytes_param = bytes(n_bytes)
+    return bytes(request.SerializeToString())
+
+
+@pytest.mark.rule("12.3")
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+async def test_a_message_without_tensors_that_is_too_long_for_one_step(
+    both: Both, compression: grpc.Compression
+) -> None:
+    async with grpc.aio.insecure_channel(address_of(both[0]), compression=compression) as channel:
+        load: Any = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
+        with pytest.raises(grpc.aio.AioRpcError, match="without tensors has at most 65536 bytes") as refused:
+            await load(loading(1_000_000))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+MODELS = [{"name": f"model-{n}", "version": "1", "state": "READY", "reason": ""} for n in range(500)]
+DURATIONS = {name: {"count": 7, "ns": 900} for name in ("success", "fail")}
+LONG: dict[str, tuple[Any, Any]] = {
+    "RepositoryIndex": (MODELS, {"models": MODELS}),
+    "ModelMetadata": ({"name": "m", "inputs": [{"name": f"x{n}", "shape": [-1, n]} for n in range(500)]},) * 2,
+    "ModelStatistics": (
+        {
+            "model_stats": [
+                {"name": "m", "batch_stats": [{"batch_size": n, "compute_infer": {"ns": n}} for n in range(250)]},
+                {"name": "n", "response_stats": {str(n): DURATIONS for n in range(250)}, "inference_stats": DURATIONS},
+            ]
+        },
+    )
+    * 2,
+}
+
+
+@pytest.mark.rule("12.3")
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_answer_without_tensors_becomes_a_message_in_steps(name: str) -> None:
+    """Protobuf's own reader would hold the event loop for all of it."""
+    said, expected = LONG[name]
+    steps = METHODS[f"/inference.GRPCInferenceService/{name}"].answer(json.dumps(said).encode())
+    for _ in range(500):  # so many pauses at least
+        next(steps)
+    message = json_format.ParseDict(expected, getattr(pb, f"{name}Response")())
+    assert type(message).FromString(run(steps).SerializeToString()) == message
+
+
+@pytest.mark.rule("12.3")
+async def test_an_answer_without_tensors_that_is_too_long() -> None:
+    """It is told apart in one step. The server has done nothing wrong."""
+    async with answering_json(MODELS * 40) as url, serving(url) as (client, triton):
+        with pytest.raises(InferenceServerException, match="more than 1048576 bytes of JSON") as refused:
+            await triton.get_model_repository_index()
+        assert refused.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+        metrics = await client.metrics()
+    assert metrics['tensor_gateway_errors_total{blame="client",reason="body_too_large",route="main"}'] == 1
+
+
+@pytest.mark.rule("12.3")
+async def test_the_index_of_all_backends() -> None:
+    async with (
+        answering_json(MODELS[:2]) as url,
+        serving(url, "routes: [{name: other, models: ['other'], backend: main}]") as both,
+    ):
+        index = await both[1].get_model_repository_index()
+    assert [each.name for each in index.models] == ["model-0", "model-1"]
 
 
 LIES: dict[str, tuple[dict[str, Any], bytes, str]] = {

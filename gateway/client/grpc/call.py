@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from gateway.client.grpc.frames import Buffer, Buffers, Code
-from gateway.client.grpc.heads import Status, encoded, encoded_string, status_fields, status_of
-from gateway.client.grpc.inference import InferMessage, read_request, write_response
-from gateway.client.grpc.messages import CLASSES, check_fields, parsed, varint
+from gateway.client.grpc.heads import CROSSING, Status, encoded, encoded_string, status_fields, status_of
+from gateway.client.grpc.inference import InferMessage, find_id, read_request, write_response
+from gateway.client.grpc.messages import CLASSES, parsed, path_of, varint
 from gateway.client.grpc.methods import METHODS, MODEL_INFER, MODEL_STREAM_INFER, Method
 from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Message, Stream
 from gateway.client.peers import client_left
@@ -25,20 +25,21 @@ from gateway.codec.v2.framing import HEADER_LENGTH, Framing
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
 from gateway.exchange import Exchange
 from gateway.headers import Pairs
+from gateway.pacing import Pacer
 from gateway.plan import Plan
 
 STREAM_CALLS = 16
 """How many inferences of one `ModelStreamInfer` are under way at once; the next is read when one of them has ended."""
 
 SMALL_BYTES = 64 * 1024
-"""A message without tensors that is no longer needs no admission, as a request of HTTP without a body."""
-
-CALL_COPIES = 5
-"""How often a message without tensors is in memory, beside itself, while it becomes JSON with base64."""
+"""The longest message without tensors: it is read in one step, and needs no admission, as a request without a body."""
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The longest message that protobuf knows."""
 
+_MAX_ANSWER_BYTES = 1024 * 1024  # of JSON for a message without tensors: its parts are told apart in one step, of 2 ms
+_OF_TIME = (ErrorKind.TIMEOUT, ErrorKind.OVERLOADED, ErrorKind.SLOW_CLIENT)
+_NOT_READY = (400, 404, 405, 501, 503)  # or not there; a server says something else with any other refusal
 _OK = Status.OK.name
 _HEADER_LENGTH = HEADER_LENGTH.lower()
 _OK_HEAD = b"\x88" + encoded([("content-type", "application/grpc")])  # HPACK's static table has the status 200
@@ -48,7 +49,6 @@ _REQUEST_ID = b"\0" + encoded_string("x-request-id")
 _NO_METADATA = frozenset(
     ("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id", _HEADER_LENGTH)
 )
-_NO_METADATA_BEGINNINGS = ("content-", "grpc-")
 _STREAM_ANSWER_TAG = b"\x12"  # `infer_response` of ModelStreamInferResponse
 
 log = logging.getLogger("gateway")
@@ -60,7 +60,7 @@ async def serve(stream: Stream) -> None:
     deadline_s = timer = None
     if head.timeout_s is not None:  # whatever is still to come of the client's messages comes too late then
         deadline_s = owner.loop.time() + head.timeout_s
-        timer = owner.loop.call_at(deadline_s, stream.break_off, GatewayError(ErrorKind.TIMEOUT, DEADLINE_WORDS))
+        timer = owner.loop.call_at(deadline_s, stream.break_off, GatewayError(ErrorKind.CLIENT_CLOSED, DEADLINE_WORDS))
     try:
         if not head.first.get("content-type", "").startswith("application/grpc") or head.first.get(":method") != "POST":
             stream.finish(_NO_GRPC)
@@ -133,6 +133,7 @@ class GrpcCall(Reply):
 
     _asked = b""  # the JSON of a request without tensors
     _infer: InferMessage | None = None  # what an inference asks for, once it was read
+    _id = ""  # of an inference of a stream, so that the client knows which request an error is about, as with Triton
     _begun: tuple[int, Pairs] = (0, ())
     _kept_bytes = 0
 
@@ -170,18 +171,21 @@ class GrpcCall(Reply):
     async def _take_other(self, method: Method, message: memoryview) -> None:
         """Take a *message* without tensors. Raises `CodecError`."""
         request = self._request
-        check_fields(message)
         if len(message) > SMALL_BYTES:
-            self.reserve(len(message) * CALL_COPIES)
+            words = f"a message without tensors has at most {SMALL_BYTES} bytes; files of a model are loaded over HTTP"
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE, words)
         asked = parsed(CLASSES[f"{method.name}Request"], message)
-        request.path, request.method, request.has_body = method.path(asked), method.verb, method.verb == "POST"
+        request.path = method.path(asked, self._plan.limits.head)
+        request.method, request.has_body = method.verb, method.verb == "POST"
         self._asked = method.body(asked) if request.has_body else b""
         request.content_length = len(self._asked) if request.has_body else None
 
     async def _take_inference(self, message: memoryview) -> None:
+        if self._message.is_one_of_many:
+            self._id = find_id(message, self._plan.header_limits)
         steps = read_request(message, self._plan.header_limits, self.reserve)
         self._infer = infer = await self._exchange.request_codec.run(steps)
-        self._request.path = infer.target
+        self._request.path = path_of("/v2{model}/infer", self._plan.limits.head, *infer.names)
         if infer.is_of_sequence and self._message.before is not None:
             await asyncio.wait((self._message.before,))  # two connections to the server would not keep their order
 
@@ -189,10 +193,13 @@ class GrpcCall(Reply):
         if not self._message.is_compressed:
             return None
         try:
-            return parse_content_encoding(self._stream.head.first.get("grpc-encoding", "identity"))
+            coding = parse_content_encoding(self._stream.head.first.get("grpc-encoding", "identity"))
         except CodecError as error:
             words = str(error).replace("Content-Encoding", "grpc-encoding")
             raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, words, status=501) from None
+        if coding is None:
+            raise CodecError("malformed message: it is marked as compressed, but grpc-encoding does not say how")
+        return coding
 
     def framing(self) -> Framing:
         """Where the JSON ends, and the blobs."""
@@ -200,9 +207,8 @@ class GrpcCall(Reply):
         return Framing(len(self._infer.header), blobs=self._infer.blobs)
 
     async def read(self) -> memoryview:
-        """The JSON of an inference."""
-        assert self._infer is not None
-        return memoryview(self._infer.header)
+        """The JSON."""
+        return memoryview(self._asked if self._infer is None else self._infer.header)
 
     async def read_first(self, n_bytes: int) -> bytes:
         """All of a request without tensors."""
@@ -232,6 +238,8 @@ class GrpcCall(Reply):
         self._kept.append(bytes(piece))
         self._kept_bytes += len(piece)
         self.hold_answer(self._kept_bytes)
+        if self._method is not None and self._kept_bytes > _MAX_ANSWER_BYTES:
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE, f"the answer has more than {_MAX_ANSWER_BYTES} bytes of JSON")
 
     async def end(self) -> None:
         """See `Reply.end`."""
@@ -246,13 +254,20 @@ class GrpcCall(Reply):
             if self._method is None:
                 message = await self._exchange.response_codec.run(self._answer(headers, buffers))
             else:
-                message = [self._method.answer(b"".join(buffers)).SerializeToString()]
+                message = [(await Pacer().run(self._method.answer(b"".join(buffers)))).SerializeToString()]
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
         if self._message.is_one_of_many:
             message = [_STREAM_ANSWER_TAG, varint(sum(map(len, message))), *message]
         self._exchange.status, self._exchange.rpc_status = status, _OK
         await self._send(headers, message, lines)
+
+    async def error(self, error: GatewayError) -> None:
+        """See `Reply.error`; the call's own deadline is the client's, which leaves over HTTP when it has no time."""
+        deadline_s = self._request.deadline_s
+        if error.kind in _OF_TIME and deadline_s and asyncio.get_running_loop().time() >= deadline_s:
+            error = GatewayError(ErrorKind.CLIENT_CLOSED, DEADLINE_WORDS)
+        await super().error(error)
 
     def _cut_off(self) -> None:
         self._stream.close(Code.INTERNAL_ERROR)
@@ -261,20 +276,16 @@ class GrpcCall(Reply):
         """Send *error* as a status."""
         exchange, method = self._exchange, self._method
         exchange.status = error.status
-        if method is not None and method.flag and error.kind in (ErrorKind.BACKEND_ERROR, ErrorKind.NO_ROUTE):
+        is_answer = error.kind in (ErrorKind.BACKEND_ERROR, ErrorKind.NO_ROUTE) and error.status in _NOT_READY
+        if method is not None and method.flag and is_answer:
             exchange.rpc_status = _OK
             await self._send(error.headers, [method.said(False).SerializeToString()])
             return
-        deadline_s = self._request.deadline_s
-        if error.kind is ErrorKind.TIMEOUT and deadline_s and asyncio.get_running_loop().time() >= deadline_s:
-            exchange.detail = DEADLINE_WORDS
         status = status_of(error)
         exchange.rpc_status = status.name
         headers = [*error.headers, proxy_status(error)]
         if self._message.is_one_of_many and self._stream.head.first.get("triton_grpc_error", "").lower() != "true":
-            answer = CLASSES["ModelStreamInferResponse"](error_message=exchange.detail)
-            if self._infer is not None:  # as Triton does it, so that the client knows which request it was
-                answer.infer_response.id = self._infer.id
+            answer = CLASSES["ModelStreamInferResponse"](error_message=exchange.detail, infer_response={"id": self._id})
             await self._send(headers, [answer.SerializeToString()])
             return
         self._stream.finish(await self._begin(headers) + status_fields(status, exchange.detail))
@@ -345,5 +356,4 @@ def _field(line: str) -> bytes:
 @lru_cache(maxsize=128)
 def _named(name: str) -> bytes:
     """The field with *name* as HPACK, but for its value; empty if it does not cross."""
-    is_left_out = name in _NO_METADATA or name.startswith(_NO_METADATA_BEGINNINGS) or name.endswith("-bin")
-    return b"" if is_left_out else b"\0" + encoded_string(name)
+    return b"\0" + encoded_string(name) if name not in _NO_METADATA and CROSSING.fullmatch(name) else b""

@@ -8,6 +8,8 @@ views of the message: protobuf never sees them, nor long typed ones as a whole; 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -22,7 +24,6 @@ from gateway.client.grpc.messages import (
     TYPED,
     Message,
     fields_of,
-    model_path,
     parameters_of,
     parsed,
     varint,
@@ -42,7 +43,7 @@ _Request, _Response = CLASSES["ModelInferRequest"], CLASSES["ModelInferResponse"
 _Contents = CLASSES["InferTensorContents"]
 _ARRAYS = {"d": np.dtype("f8"), "i": np.dtype("i8"), "u": np.dtype("u8")}  # by `Datatype.parsed`
 
-_INPUTS, _OUTPUTS, _RAW_INPUTS, _CONTENTS = (number << 3 | LENGTH for number in (5, 6, 7, 5))  # the last: of an input
+_ID, _INPUTS, _OUTPUTS, _RAW_INPUTS, _CONTENTS = (n << 3 | LENGTH for n in (3, 5, 6, 7, 5))  # the last: of an input
 _TENSORS = {
     tag: f"entries in `{name}`, which is the most that `limits.tensors` allows"
     for tag, name in ((_INPUTS, "inputs"), (_OUTPUTS, "outputs"), (_RAW_INPUTS, "raw_input_contents"))
@@ -59,10 +60,8 @@ Reserve = Callable[[int], None]
 class InferMessage(NamedTuple):
     """A `ModelInfer` request as the binary extension has it."""
 
-    id: str
-    """The client's; empty if it has none."""
-    target: str
-    """The path of the inference."""
+    names: tuple[str, str, str]
+    """Of the model, its version and no repository, as `path_of` takes them."""
     header: bytes
     """The JSON."""
     blobs: list[memoryview]
@@ -122,8 +121,16 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
     outputs = [parsed(_Request.InferRequestedOutputTensor, entry) for entry in found[_OUTPUTS]]
     header = _header(request, parameters, inputs, outputs)
     _check_size(len(header), limits)
-    target = f"/v2{model_path(request.model_name, request.model_version)}/infer"
-    return InferMessage(request.id, target, header, blobs, is_typed, is_of_sequence)
+    return InferMessage((request.model_name, request.model_version, ""), header, blobs, is_typed, is_of_sequence)
+
+
+def find_id(message: memoryview, limits: HeaderLimits) -> str:
+    """The `id` in *message*, which may be wrong elsewhere; empty if there is none, or it cannot be read."""
+    with suppress(CodecError, UnicodeDecodeError):
+        for tag, _, value, end in islice(fields_of(message), STEP_FIELDS):
+            if tag == _ID and end - value <= limits.max_header_bytes:
+                return str(message[value:end], "utf-8")
+    return ""
 
 
 def _split(

@@ -18,17 +18,16 @@ from google.protobuf.message import DecodeError
 
 from gateway.client.grpc.frames import Buffer
 from gateway.codec.inference import label_of
-from gateway.errors import CodecError
+from gateway.errors import CodecError, ErrorKind, GatewayError
 
 Message = Any
 """An instance of one of the classes; protobuf's classes have no types that a checker knows."""
 
-MAX_FIELDS = 1024
-"""The most fields of a message without tensors."""
-
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # other types of fields than LENGTH
 TAG_BYTES, NUMBER_BYTES = 5, 10
 """The longest tag and the longest number that protobuf reads."""
+
+_UNQUOTED = bytes(number for number in range(128) if len(quote(chr(number), safe="")) == 1)
 
 _SCHEMA = Path(__file__).with_name("inference.proto")
 _WORD = re.compile(r"[\w.]+|[{}]")  # the other signs say nothing that the order does not
@@ -156,13 +155,6 @@ def _read_varint(data: memoryview, at: int, max_bytes: int) -> tuple[int, int]:
     raise CodecError("malformed message: a number is cut off")
 
 
-def check_fields(message: memoryview) -> None:
-    """Raise `CodecError` for a *message* with more than `MAX_FIELDS`, before protobuf makes an object of each."""
-    for count, _ in enumerate(fields_of(message), 1):
-        if count > MAX_FIELDS:
-            raise CodecError(f"the message has more than {MAX_FIELDS} fields")
-
-
 def parsed(kind: Any, text: Buffer) -> Message:
     """The message of *kind* that *text* is. Raises `CodecError`."""
     try:
@@ -171,11 +163,21 @@ def parsed(kind: Any, text: Buffer) -> Message:
         raise CodecError(f"malformed message: {error}") from None
 
 
-def model_path(name: str, version: str) -> str:
-    """The part of a path that names a model, and its *version* unless that is empty. Raises `CodecError`."""
-    if not name:
+def path_of(target: str, max_bytes: float, *names: str) -> str:
+    """*target* with *names*, of a model, its version and a repository. Raises `CodecError` where `{model}` has no name.
+
+    Raises `GatewayError` for more than *max_bytes* (`limits.head`), counted before each byte is quoted in Python.
+    """
+    data = "".join(names).encode()
+    n_bytes = len(data) + 2 * len(data.translate(None, _UNQUOTED))
+    if n_bytes > max_bytes:
+        words = f"the names in the request take {n_bytes} bytes of a path, limits.head is {max_bytes:d}"
+        raise GatewayError(ErrorKind.MALFORMED_REQUEST, words, status=431)
+    name, version, repository = [name and f"/{quote(name, safe='')}" for name in names]
+    if not name and "{model}" in target:
         raise CodecError("the request has no `model_name` (or `name`)")
-    return f"/models/{quote(name, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+    model = f"/models{name}" + (f"/versions{version}" if name and version else "")
+    return target.format(model=model, models=model, repository=repository)
 
 
 def parameters_of(said: Message, section: str = "") -> dict[str, Any]:
