@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, MutableMapping, Set
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -78,7 +78,7 @@ class BinaryTensors:
         path = raw_path(scope) if scope["type"] == "http" else ""
         match = _INFER.fullmatch(path) if path else None
         if match is not None and scope["method"] == "POST":
-            await self._infer(scope, receive, send, match["model"])
+            await self._infer(scope, receive, send, unquote(match["model"]))
         elif path and scope["method"] == "GET" and _SERVER.fullmatch(path):
             await self._describe(scope, receive, send)
         else:

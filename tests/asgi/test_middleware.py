@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 import hypercorn.asyncio
@@ -393,7 +394,11 @@ def test_fifty_clients_at_once_get_their_own(serving: Serving) -> None:
 
 
 async def drive(
-    app: Any, messages: list[dict[str, Any]], headers: list[tuple[bytes, bytes]], **options: Any
+    app: Any,
+    messages: list[dict[str, Any]],
+    headers: list[tuple[bytes, bytes]],
+    raw_path: bytes = b"/v2/models/m/infer",
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """What *app* behind the middleware sends for an inference whose body comes in *messages*."""
     sent: list[dict[str, Any]] = []
@@ -405,8 +410,8 @@ async def drive(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": headers, "query_string": b""}
-    await BinaryTensors(app, **options)(scope, receive, send)
+    scope = {"type": "http", "method": "POST", "path": unquote(raw_path.decode()), "raw_path": raw_path}
+    await BinaryTensors(app, **options)({**scope, "headers": headers, "query_string": b""}, receive, send)
     return sent
 
 
@@ -470,6 +475,18 @@ async def test_answers_that_are_none() -> None:
         status, text = said(await drive(app, whole, headers))
         assert status == 502
         assert words in json.loads(text)["error"]
+
+
+async def test_the_name_of_a_model_that_the_application_leaves_out_is_the_decoded_one() -> None:
+    body, length = request_of()
+    headers = [(b"inference-header-content-length", b"%d" % length)]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"outputs": []}'})
+
+    sent = await drive(app, [{"type": "http.request", "body": body}], headers, b"/v2/models/my%20m%C3%B6del/infer")
+    assert json.loads(said(sent)[1])["model_name"] == "my m\u00f6del"
 
 
 async def test_other_scopes_pass() -> None:
