@@ -26,7 +26,7 @@ from gateway.codec.v2.server_metadata import with_extension
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed
 from gateway.headers import Headers
 from gateway.pacing import Pacer
-from gateway.policy.crossing import OF_ONE_ANSWER, OF_THE_BODY, transcoded_to_client
+from gateway.policy.crossing import OF_ONE_ANSWER, OF_THE_BODY, changed_to_client, transcoded_to_client
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -42,7 +42,6 @@ ERROR_BYTES = 1024 * 1024
 """How much of an application's error, and of its metadata, is read."""
 
 _INFER = re.compile(r".*/v2/models/(?P<model>[^/]+)(?:/versions/[^/]+)?/infer")
-_SERVER = re.compile(r".*/v2/?")
 _OF_THE_BODY = frozenset(name.encode() for name in OF_THE_BODY | {"content-length", "transfer-encoding"})
 _OF_ONE_ANSWER = frozenset(name.encode() for name in OF_ONE_ANSWER)
 _ANSWER_IN_PIECES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
@@ -79,7 +78,7 @@ class BinaryTensors:
         match = _INFER.fullmatch(path) if path else None
         if match is not None and scope["method"] == "POST":
             await self._infer(scope, receive, send, unquote(match["model"]))
-        elif path and scope["method"] == "GET" and _SERVER.fullmatch(path):
+        elif path and scope["method"] == "GET" and _is_servers(scope, path):
             await self._describe(scope, receive, send)
         else:
             await self.app(scope, receive, send)
@@ -101,9 +100,9 @@ class BinaryTensors:
                 if is_short and message.get("more_body", False):
                     return
                 body = with_extension(bytes(text)) if is_short else bytes(text)
-                if is_short:
-                    length = (b"content-length", b"%d" % len(body))
-                    start = {**start, "headers": [*_without(start.get("headers", ()), {b"content-length"}), length]}
+                if body != text:
+                    crossing = changed_to_client(_headers(start.get("headers", ())))
+                    start = {**start, "headers": _encoded([*crossing, ("Content-Length", str(len(body)))])}
                 await send(start)
                 await send({**message, "body": body})
                 start = None
@@ -276,6 +275,11 @@ def raw_path(scope: Scope) -> str:
     raw = scope.get("raw_path")
     path = raw.decode("latin-1") if raw else quote(scope["path"])
     return path.partition("?")[0]
+
+
+def _is_servers(scope: Scope, path: str) -> bool:
+    """Whether *path* is `/v2`, maybe below a mount: servers differ in whether the path of *scope* begins with that."""
+    return not {path, path.removeprefix(quote(scope.get("root_path", "")))}.isdisjoint(("/v2", "/v2/"))
 
 
 def _may_be_metadata(start: Message) -> bool:

@@ -44,12 +44,12 @@ _OF_ONE_REQUEST = frozenset({
 _OF_ONE_OF_SEVERAL = _OF_ONE_REQUEST | {"x-forwarded-for", "x-request-id"}
 
 _NOT_TO_CLIENT = HOP_BY_HOP | {"content-length"}
-# These were computed from the bytes of the backend's body, and are wrong when the model's name in it is replaced.
-_NOT_TO_CLIENT_RENAMED = _NOT_TO_CLIENT | {
+# These were computed from the bytes of the backend's body, and are wrong when a part of it is replaced.
+_NOT_TO_CLIENT_CHANGED = _NOT_TO_CLIENT | {
     "accept-ranges", "content-digest", "content-md5", "digest", "etag", "repr-digest",
 }
 # These describe the backend's body, which is not the one that the client gets.
-_NOT_TO_CLIENT_TRANSCODED = _NOT_TO_CLIENT_RENAMED | {
+_NOT_TO_CLIENT_TRANSCODED = _NOT_TO_CLIENT_CHANGED | {
     "content-encoding", "content-range", "content-type", "last-modified", _HEADER_LENGTH,
 }
 _NOT_IN_LINES = _NOT_TO_CLIENT_TRANSCODED | {"x-request-id"}
@@ -162,9 +162,9 @@ def relayed_to_client(backend: Headers) -> Fields:
     return _without(backend, _NOT_TO_CLIENT)
 
 
-def renamed_to_client(backend: Headers) -> Fields:
-    """The headers of an answer in whose body the model's name is replaced."""
-    return _without(backend, _NOT_TO_CLIENT_RENAMED)
+def changed_to_client(backend: Headers) -> Fields:
+    """The headers of an answer in whose body a part is replaced: the model's name, or a server's extensions."""
+    return _without(backend, _NOT_TO_CLIENT_CHANGED)
 
 
 def transcoded_to_client(backend: Headers) -> Fields:

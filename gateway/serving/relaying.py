@@ -19,7 +19,7 @@ from gateway.codec.v2.request_reading import find_header_length
 from gateway.codec.v2.server_metadata import with_extension
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import BINARY, JSON
-from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
+from gateway.policy.crossing import Fields, changed_to_client, may_name_model, relayed_to_client
 from gateway.policy.routing import PathKind
 from gateway.serving import own_answers
 from gateway.serving.call import Answered, Call
@@ -83,8 +83,8 @@ async def _advertise(call: Call, answer: Answer) -> None:
     """Pass on the server's metadata, with the binary extension added to its extensions."""
     text = await answer.read_whole(METADATA_BYTES, "the server's metadata")
     advertised = with_extension(text)
-    crossing = relayed_to_client(answer.headers)
-    await call.reply.whole(200, crossing if advertised == text else _without(crossing, "etag"), (advertised,))
+    cross = relayed_to_client if advertised == text else changed_to_client
+    await call.reply.whole(200, cross(answer.headers), (advertised,))
 
 
 async def pass_through(
@@ -198,7 +198,7 @@ async def _pass_back_renamed(call: Call, answer: Answer, header_length: int) -> 
         raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
     replacer = MemberReplacer("model_name", call.match.model or "")
     header = await _replaced(call, replacer, bytes(begun[:header_length])) + replacer.finish()
-    headers = _without(renamed_to_client(answer.headers), _HEADER_LENGTH)
+    headers = _without(changed_to_client(answer.headers), _HEADER_LENGTH)
     headers.append((HEADER_LENGTH, str(len(header))))
     length = answer.head.length
     if length is not None:
@@ -237,7 +237,7 @@ async def stream(call: Call, answer: Answer, headers: Fields | None = None) -> N
         # metadata, which GET asks for, has the name in `name`
         member = "name" if call.request.method in ("GET", "HEAD") else "model_name"
         replacer, length = MemberReplacer(member, call.match.model or ""), None
-        headers = renamed_to_client(answer.headers)
+        headers = changed_to_client(answer.headers)
     elif headers is None:
         headers = relayed_to_client(answer.headers)
     # a short answer in which the name is replaced is sent as a whole, with its new length

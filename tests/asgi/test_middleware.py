@@ -566,7 +566,7 @@ async def test_metadata_that_is_streamed() -> None:
 
 @pytest.mark.parametrize(("kind", "status"), [("text/plain", 200), ("application/json", 200), ("text/plain", 404)])
 async def test_what_is_no_metadata_of_a_server_passes_as_it_is_sent(kind: str, status: int) -> None:
-    """Whatever its size, and although its path ends as that of the metadata."""
+    """Whatever its size, and although its path is that of the metadata."""
     start = {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode())]}
     piece = b'"' + b"x" * 700_000
     bodies = [{"type": "http.response.body", "body": piece, "more_body": more} for more in (True, True, False)]
@@ -575,10 +575,59 @@ async def test_what_is_no_metadata_of_a_server_passes_as_it_is_sent(kind: str, s
         for message in (start, *bodies):
             await send(message)
 
-    sent = await ask_for(app, "/blog/v2", has_left)
+    sent = await ask_for(app, "/v2", has_left)
     assert sent[0] == start
     assert b"".join(each["body"] for each in sent[1:]) == piece * 3
     assert [each.get("more_body", False) for each in sent[1:]][-1] is False
+
+
+VALIDATORS = [(b"etag", b'"1"'), (b"Digest", b"x"), (b"Accept-Ranges", b"bytes")]
+
+
+@pytest.mark.parametrize(
+    ("path", "root_path", "is_changed"),
+    [
+        ("/v2", "", True),
+        ("/v2/", "", True),
+        ("/my app/v2", "/my app", True),  # mounted there
+        ("/v2", "/app", True),  # servers differ in whether the path has the root in it
+        ("/v2/", "/v2", True),
+        ("/users/v2", "", False),
+        ("/app/users/v2/", "/app", False),
+    ],
+)
+async def test_only_the_servers_own_metadata_are_changed_and_then_without_what_was_computed_from_them(
+    path: str, root_path: str, is_changed: bool
+) -> None:
+    text = b'{"item": "v2", "a": 1.0}'
+    start = {"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"1"), *VALIDATORS]}
+    messages = [start, {"type": "http.response.body", "body": text}]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in messages:
+            await send(message)
+
+    sent = await ask_for(app, path, has_left, root_path=root_path)
+    if not is_changed:
+        assert sent == messages
+        return
+    body = sent[1]["body"]
+    assert json.loads(body)["extensions"] == ["binary_tensor_data"]
+    assert sent[0]["headers"] == [(b"x-a", b"1"), (b"content-length", b"%d" % len(body))]
+
+
+async def test_metadata_that_name_the_extension_already_keep_what_was_computed_from_them() -> None:
+    text = b'{"extensions": ["binary_tensor_data"]}'
+    messages = [
+        {"type": "http.response.start", "status": 200, "headers": VALIDATORS},
+        {"type": "http.response.body", "body": text},
+    ]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in messages:
+            await send(message)
+
+    assert await ask_for(app, "/v2", has_left) == messages
 
 
 async def test_an_application_without_an_answer_to_a_question_for_metadata_has_none() -> None:

@@ -80,6 +80,20 @@ async def test_methods_and_bodies_cross(method: str, size: int) -> None:
         assert liar.connections[0].head.startswith(method.encode())
 
 
+async def test_nothing_computed_from_a_servers_metadata_crosses_when_the_extension_is_added() -> None:
+    said = 'ETag: "1"\r\nDigest: x\r\nX-A: b\r\n'
+
+    async def script(connection: Connection) -> None:
+        for metadata in (b'{"name": "m"}', b'{"extensions": ["binary_tensor_data"]}'):
+            await connection.read_request()
+            await connection.answer(metadata, headers=said)
+
+    async with lying(script) as liar, running(liar.url) as client:
+        changed, unchanged = [(await client.request("GET", "/v2")).headers for _ in range(2)]
+    assert ("ETag" in unchanged, "Digest" in unchanged, unchanged["X-A"]) == (True, True, "b")
+    assert ("ETag" in changed, "Digest" in changed, changed["X-A"]) == (False, False, "b")
+
+
 async def test_head_and_204_and_304_have_no_body() -> None:
     answers = iter((b"200 OK\r\nContent-Length: 7", b"204 No Content", b'304 Not Modified\r\nETag: "1"'))
 
