@@ -3,6 +3,7 @@
 Everything here works on the names of fields; no body is looked at.
 """
 
+import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Protocol
 
@@ -37,11 +38,19 @@ OF_ONE_ANSWER = frozenset({
 })
 """These ask for a part or a form of one answer; one that the gateway asks for itself is kept for other clients."""
 _CODING = frozenset({"accept-encoding"})
-# These name one request. Metadata is asked once for many requests, those that send the same headers.
+# These name one request, to a trace or to one proxy's log, and no server decides by them who may do what. Metadata is
+# asked once for many requests, those that send the same other headers: a client's address stays among these.
 _OF_ONE_REQUEST = frozenset({
-    "b3", "baggage", "traceparent", "tracestate", "x-b3-parentspanid", "x-b3-sampled", "x-b3-spanid", "x-b3-traceid",
+    "b3", "baggage", "cf-ray", "elastic-apm-traceparent", "newrelic", "request-id", "sentry-trace", "traceparent",
+    "tracestate", "uber-trace-id", "x-amz-cf-id", "x-amzn-trace-id", "x-b3-flags", "x-b3-parentspanid", "x-b3-sampled",
+    "x-b3-spanid", "x-b3-traceid", "x-cloud-trace-context", "x-correlation-id", "x-datadog-origin",
+    "x-datadog-parent-id", "x-datadog-sampling-priority", "x-datadog-tags", "x-datadog-trace-id", "x-request-start",
 })
-_OF_ONE_OF_SEVERAL = _OF_ONE_REQUEST | {"x-forwarded-for", "x-request-id"}
+_OF_ONE_OF_SEVERAL = _OF_ONE_REQUEST | {"x-forwarded-for", "x-real-ip", "x-request-id"}
+_QUOTED = r'"(?:[^"\\]|\\.)*"?'  # maybe unclosed: to look for the end again at each quote would be quadratic
+_READ_CHARACTERS = 1024  # of `Forwarded`, which takes a millisecond; a request with a longer one goes alone
+# the client's address in `Forwarded` (RFC 7239); or a quoted value of something else, which is kept
+_FOR = re.compile(rf'(?<![^;,\s])for=(?:{_QUOTED}|[^;,"\s]*)\s*;?\s*|({_QUOTED})', re.IGNORECASE)
 
 _NOT_TO_CLIENT = HOP_BY_HOP | {"content-length"}
 # These were computed from the bytes of the backend's body, and are wrong when a part of it is replaced.
@@ -153,8 +162,16 @@ def _hops(client: Asking) -> str:
 
 
 def crossing_of_all(fields: Iterable[tuple[str, str]]) -> Fields:
-    """The *fields* without those that name one client or one request, for a request that goes for several."""
-    return [(name, value) for name, value in fields if name.lower() not in _OF_ONE_OF_SEVERAL]
+    """The *fields* without what names one client or one request, for a request that goes for several."""
+    crossing: Fields = []
+    left = _READ_CHARACTERS
+    for name, value in fields:
+        kind, said = name.lower().replace("_", "-"), value  # as in `_without`
+        if kind == "forwarded" and (left := left - len(value)) >= 0:
+            said = _FOR.sub(r"\1", value).strip(" ,;")
+        if kind not in _OF_ONE_OF_SEVERAL and (said or not value):
+            crossing.append((name, said))
+    return crossing
 
 
 def relayed_to_client(backend: Headers) -> Fields:

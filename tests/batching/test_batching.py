@@ -554,14 +554,26 @@ async def test_paths_that_clients_make_up_are_not_kept(both: Both) -> None:
     assert client.gateway.gateway.serving.lanes == {}
 
 
-async def test_nothing_of_a_client_crosses_for_others(both: Both) -> None:
-    server, client = both
-    names = [{"X-Request-Id": f"own-{n}", "traceparent": f"00-{n:032x}-{n:016x}-01"} for n in range(1, 4)]
-    await together(server, client, *[lambda more=more: ask(client, 1, headers=more) for more in names])
+async def test_nothing_of_a_client_crosses_for_others() -> None:
+    """Behind a trusted proxy either, which names each client's address and gives each request a trace of its own."""
+    names = [
+        {
+            "X-Request-Id": f"own-{n}",
+            "traceparent": f"00-{n:032x}-{n:016x}-01",
+            "X-Amzn-Trace-Id": f"Root=1-{n}",
+            "X-Forwarded-For": f"10.0.0.{n}",
+            "X-Real-IP": f"10.0.0.{n}",
+            "Forwarded": f"for=10.0.0.{n};host=h",
+        }
+        for n in range(1, 4)
+    ]
+    trusted = "trusted_proxies: [127.0.0.1]\n"
+    async with serving() as server, running(server.url, trusted, ON) as client:
+        await together(server, client, *[lambda more=more: ask(client, 1, headers=more) for more in names])
     assert server.rows == [1, 2]
     head = {name.lower(): value for name, value in server.heads[1].items()}
-    assert "traceparent" not in head
-    assert "x-forwarded-for" not in head
+    assert not {"traceparent", "x-amzn-trace-id", "x-forwarded-for", "x-real-ip"} & head.keys()
+    assert head["forwarded"] == "host=h"
     assert not head["x-request-id"].startswith("own")
 
 

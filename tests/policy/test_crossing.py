@@ -11,6 +11,7 @@ from gateway.policy.crossing import (
     BackendHeaders,
     Fields,
     changed_to_client,
+    crossing_of_all,
     may_name_model,
     relayed_to_client,
     transcoded_to_client,
@@ -184,6 +185,48 @@ def test_nothing_computed_from_a_body_crosses_with_another_name_in_it() -> None:
         (name, "x") for name in ("ETag", "Content-MD5", "Digest", "Repr-Digest", "Accept-Ranges", "Content-Length")
     ]
     assert changed_to_client(Headers(kept + dropped)) == kept
+
+
+TRACES = [
+    "X-Amzn-Trace-Id",
+    "X-Cloud-Trace-Context",
+    "uber-trace-id",
+    "sentry-trace",
+    "baggage",
+    "X-B3-Flags",
+    "CF-Ray",
+]
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_names_of_one_request_neither_keep_it_apart_nor_go_with_a_question_for_many(name: str) -> None:
+    client = Asked(Headers([("X-A", "1"), (name, "a")]), is_from_proxy=True)
+    assert (name, "a") in headers().transcoded(client)
+    assert crossing_of_all(headers().transcoded(client)) == [("X-A", "1"), *WHERE, *JSON, *UNCODED]
+    assert headers().metadata(client) == [("X-A", "1"), *FORWARDED, *UNCODED]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "of_all"),
+    [
+        ("X-Forwarded-For", "a, b", None),
+        ("X_Real_IP", "a", None),
+        ("X-Forwarded-Host", "a", "a"),
+        ("Forwarded", "for=a", None),
+        ("Forwarded", 'For="[::1]:80";host=h;proto=https', "host=h;proto=https"),
+        ("Forwarded", 'host=h;for="a,b;c\\"d", for=b;by=c , for=d', "host=h;, by=c"),
+        ("Forwarded", 'host="a;for=b";xfor=c;for=d', 'host="a;for=b";xfor=c'),
+        ("Forwarded", 'host=h;for="a', "host=h"),
+        ("Forwarded", "for=" + "a" * 1021, "for=" + "a" * 1021),  # too long to be read
+    ],
+)
+def test_the_clients_address_keeps_no_request_from_others_and_is_part_of_a_question(
+    name: str, value: str, of_all: str | None
+) -> None:
+    """A server may decide by it who sees a model's metadata, which are then kept for that address."""
+    asked = Asked(Headers([(name, value)]), is_from_proxy=True)
+    assert value in dict(headers().metadata(asked))[name]
+    assert dict(crossing_of_all(headers().transcoded(asked))).get(name) == of_all
 
 
 @pytest.mark.parametrize(
