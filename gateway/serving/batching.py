@@ -36,6 +36,9 @@ A request of this size or more gains nothing by going with others.
 MAX_UNBATCHED = 1024
 """How many models that cannot be batched are remembered; bounded since clients may make up names."""
 
+LATE_S = 0.5
+"""How long a request whose time is over still waits for its batch, which has no more time, unless it has a deadline."""
+
 _EACH_ALONE = (ErrorKind.BACKEND_ERROR, ErrorKind.MALFORMED_REQUEST, ErrorKind.BODY_TOO_LARGE, ErrorKind.OVERLOADED)
 """Errors of a batch that one of its requests, or its size, may have caused: each request is then sent alone."""
 
@@ -54,6 +57,8 @@ class Member:
     since_s: float
     verdict: "asyncio.Future[Answered | None]"
     """The client's reply, from the batch; None: the request has to go alone."""
+    batch: Call | None = None
+    """The request to the server that has its rows, once it was sent."""
     doubt: list[str] | None = None
     """Of a batch whose answer could not be read: why, once for each of its requests that has not succeeded alone yet.
 
@@ -70,7 +75,7 @@ class Member:
 
     @property
     def has_left(self) -> bool:
-        """Whether the client has left, so that nobody waits for the verdict."""
+        """Whether nobody waits for the verdict: the client has left, or its time is over."""
         return self.verdict.cancelled()
 
 
@@ -123,13 +128,15 @@ class Lane:
         member = Member(call, body, share, _kind_of(call, share), loop.time(), loop.create_future())
         self._add(member)
         try:
-            answered = await call.within_total(member.verdict)
+            answered = await call.within_total(member.verdict, late_s=LATE_S)
             if answered is None:
                 answered = await self._serve(call, member.body)
                 self._note_success(member)
             return answered
         finally:
             if member.has_left:
+                if member.batch is not None:
+                    _record(member.batch, [member], are_counted=True)
                 call.exchange.batch_rows = 0
                 waiting = self._waiting.get(member.kind, [])
                 if member in waiting:  # its body is counted no more, and must not stay until the others go
@@ -212,13 +219,13 @@ class Lane:
         Without replies if the answer cannot be divided, because the server has not answered with a row for each row.
         Records the batch in the members' exchanges. Raises `GatewayError`, and `CodecError` for a malformed request.
         """
-        first = members[0]
         shares = [member.share for member in members]
-        request_id = new_request_id()
-        header, blobs = joined(shares, request_id)
+        call = _joined_call(members[0])
+        call.rows = sum(share.rows for share in shares)
+        header, blobs = joined(shares, call.exchange.request_id)
         for member in members:
             member.move()
-        call = _joined_call(first.call, request_id)
+            member.batch = call
         try:
             call.framing = Framing(len(header), blobs=blobs)
             answered = await self._serve(call, memoryview(header))
@@ -227,7 +234,7 @@ class Lane:
             try:
                 replies = await call.exchange.response_codec.run(divided(reply, shares))
             except CodecError as unfit:
-                self._close(first.call, str(unfit))
+                self._close(call, str(unfit))
                 return [None] * len(members)
             for member, each in zip(members, replies, strict=True):
                 if not member.has_left:
@@ -239,7 +246,7 @@ class Lane:
             return [(each, to_all) for each in replies]
         finally:
             call.body.release()
-            _record(call.exchange, members)
+            _record(call, [member for member in members if not member.has_left])
 
     def _note_success(self, member: Member) -> None:
         """Note that *member* has succeeded alone."""
@@ -262,30 +269,24 @@ class Lane:
             )
 
 
-def _joined_call(first: Call, request_id: str) -> Call:
-    """The call of a batch with the id *request_id*; *first* is one of its members' calls.
+def _joined_call(member: Member) -> Call:
+    """The call of a batch, of which *member* is the first: so it has no more time than any of them.
 
     Fields that name a client or a request are left out, because they differ between the members.
     """
+    first = member.call
     asked, sent = first.request, first.exchange
     headers = Headers(crossing_of_all(asked.headers.pairs))
     request = msgspec.structs.replace(asked, headers=headers, peer=UNIX_PEER, deadline_s=None, front=None)
-    exchange = Exchange(
-        client=sent.client,
-        method=asked.method,
-        path=asked.path,
-        request_id=request_id,
-        started_s=asyncio.get_running_loop().time(),
-        route=sent.route,
-        backend=sent.backend,
-        model=sent.model,
-        is_inference=True,
-        trace=sent.trace,
-    )
+    now_s = asyncio.get_running_loop().time()
+    exchange = Exchange(sent.client, asked.method, asked.path, new_request_id(), now_s)
+    exchange.route, exchange.backend, exchange.model = sent.route, sent.backend, sent.model
+    exchange.is_inference, exchange.trace = True, sent.trace
     # its body holds the answer before it is divided, beside what its members hold; nobody gets its reply
     call = Call(first.shared, first.serving, request, exchange)
     call.match, call.sticky_key = first.match, first.sticky_key
     call.upstream, call.backend = first.upstream, first.backend
+    call.total_at = member.since_s + first.backend.settings.timeouts.total
     return call
 
 
@@ -296,28 +297,30 @@ def _kind_of(call: Call, share: Share) -> Hashable:
     return share.kind, crossing, call.match.target, call.match.model, call.exchange.client_name, call.sticky_key
 
 
-def _record(of_batch: Exchange, members: list[Member]) -> None:
-    """Record in the exchanges of *members*, except those that have left, their shares of the batch's time and bytes."""
-    rows = sum(member.share.rows for member in members)
-    for number, member in enumerate(member for member in members if not member.has_left):
-        exchange, part = member.call.exchange, member.share.rows / rows
-        exchange.batch_rows = rows
+def _record(batch: Call, members: list[Member], *, are_counted: bool = False) -> None:
+    """Record in the exchanges of *members* their shares of the time and bytes of *batch* so far.
+
+    The first of them counts its attempts, unless these *are_counted* by another.
+    """
+    of_batch = batch.exchange
+    for number, member in enumerate(members):
+        exchange, part, is_joined = member.call.exchange, member.share.rows / batch.rows, are_counted or number > 0
+        exchange.batch_rows = batch.rows
         exchange.is_transcoded, exchange.upstream_format = of_batch.is_transcoded, of_batch.upstream_format
         exchange.client_format = of_batch.client_format
         exchange.input_datatypes, exchange.output_datatypes = of_batch.input_datatypes, of_batch.output_datatypes
         exchange.request_codec.seconds += of_batch.request_codec.seconds * part
         exchange.response_codec.seconds += of_batch.response_codec.seconds * part
-        exchange.request_nonfinite += of_batch.request_nonfinite if number == 0 else 0
-        exchange.attempts += [_shared(attempt, part, is_joined=number > 0) for attempt in of_batch.attempts]
+        exchange.request_nonfinite += 0 if is_joined else of_batch.request_nonfinite
+        exchange.attempts += [_shared(attempt, part, is_joined=is_joined) for attempt in of_batch.attempts]
 
 
 def _shared(attempt: Attempt, part: float, *, is_joined: bool) -> Attempt:
-    return msgspec.structs.replace(
-        attempt,
-        request_bytes=round(attempt.request_bytes * part),
-        response_bytes=round(attempt.response_bytes * part),
-        is_joined=is_joined,
-    )
+    so_far_s = asyncio.get_running_loop().time() - attempt.started_s if attempt.connection else 0.0
+    shared = msgspec.structs.replace(attempt, seconds=attempt.seconds or so_far_s, is_joined=is_joined)
+    shared.request_bytes = round(attempt.request_bytes * part)
+    shared.response_bytes = round(attempt.response_bytes * part)
+    return shared
 
 
 def _cancel_if_left(task: "asyncio.Task[None]", members: list[Member], _: "asyncio.Future[Answered | None]") -> None:

@@ -66,6 +66,8 @@ class Call:
     """Where the JSON of an inference ends, and in which form its reply says the same."""
     total_at: float | None = None
     sticky_key: str | None = None
+    rows = 0
+    """The rows of a batch."""
     counted_for: str | None = None
     """The client whose concurrent requests it is counted among; None if clients have no limits."""
     words_in: Callable[[bytes], str | None] | None = None
@@ -114,13 +116,13 @@ class Call:
                 self.total_at = min(self.total_at, self.request.deadline_s)
         return self.total_at
 
-    async def within_total(self, awaited: Awaitable[T], *, is_clients: bool = False) -> T:
-        """Await *awaited*, but no longer than `timeouts.total`.
+    async def within_total(self, awaited: Awaitable[T], *, is_clients: bool = False, late_s: float = 0.0) -> T:
+        """Await *awaited*, but no longer than `timeouts.total` and *late_s*.
 
         Raises `GatewayError`: TIMEOUT, or SLOW_CLIENT if the client is waited for (*is_clients*).
         """
         try:
-            async with asyncio.timeout_at(self.begin_total()):
+            async with asyncio.timeout_at(self.begin_total() + late_s):
                 return await awaited
         except TimeoutError:
             total = f"{self.backend.settings.timeouts.total:g} s (timeouts.total)"

@@ -707,7 +707,7 @@ async def test_a_batch_whose_connection_dies_is_executed_once() -> None:
     assert asked == 2
 
 
-async def test_a_batch_that_takes_too_long() -> None:
+async def test_what_takes_too_long_while_it_waits_for_others() -> None:
     never = asyncio.Event()
 
     async def hangs(connection: Connection) -> None:
@@ -720,6 +720,74 @@ async def test_a_batch_that_takes_too_long() -> None:
         assert {reply.status for reply in replies} == {504}
         assert client.gateway.gateway.admission.reserved_bytes == 0
         never.set()
+
+
+async def test_a_batch_that_takes_too_long_is_a_failure_of_its_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+    """Although the time of its requests began before that of the batch, and ends before `first_byte`."""
+    caplog.set_level("INFO", "gateway.access")
+    backend = f"{ON}\ntimeouts: {{total: 500ms}}\nsticky: header:x-s\neject: {{failures: 1}}"
+    async with (
+        serving() as well,
+        serving() as bad,
+        running(f"{well.url}', '{bad.url}", "logging: {access: json}", backend) as client,
+    ):
+
+        def stuck_to(name: str, value: float = 0) -> Callable[[], Awaitable[Reply]]:
+            return lambda: ask(client, value, headers={"x-s": name})
+
+        names: dict[bool, str] = {}
+        while len(names) < 2:
+            n_before = len(well.asked)
+            name = str(len(well.asked) + len(bad.asked))
+            await stuck_to(name)()
+            names[len(well.asked) > n_before] = name
+        bad.may_go.clear()
+        replies = await together(well, client, stuck_to(names[True]), *[stuck_to(names[False], n) for n in range(3)])
+        assert [reply.status for reply in replies] == [200, 504, 504, 504]
+        assert bad.rows[-1] == 3
+        upstream = client.gateway.gateway.serving.upstreams["main"]
+        assert [state.url for state in upstream.endpoints.states if state.ejection.is_ejected] == [bad.url]
+        assert client.gateway.gateway.admission.reserved_bytes == 0
+        assert client.gateway.gateway.serving.lanes == {}
+        samples = await client.metrics()
+    lines = [line for line in map(json.loads, access_lines(caplog)) if line["status"] == 504]
+    assert [(line["endpoint"], line["attempts"], line["batch_rows"]) for line in lines] == [(bad.url, 1, 3)] * 3
+    assert min(line["upstream_seconds"] for line in lines) > 0.1
+    timeouts = [value for name, value in samples.items() if "upstream_requests" in name and 'code="timeout"' in name]
+    assert sum(timeouts) == 1
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_the_log_of_requests_whose_batch_goes_on_says_where(
+    leaves: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of one whose client leaves, and of those that began later than the first, whose time the batch has."""
+    caplog.set_level("INFO", "gateway.access")
+    backend = f"{ON}\ntimeouts: {{total: 1s}}"
+    async with serving() as server, running(server.url, "logging: {access: json}", backend) as client:
+        await ask(client, 0)
+        server.may_go.clear()
+        asked = []
+        for number in range(3):
+            asked.append(asyncio.ensure_future(ask(client, number)))
+            await arrived(client, number + 1)
+            await asyncio.sleep(0.1)
+        (lane,) = client.gateway.gateway.serving.lanes.values()
+        (kind,) = lane._waiting
+        lane._send(kind)
+        while len(server.asked) < 3:
+            await asyncio.sleep(0.001)
+        if leaves:
+            asked[-1].cancel()
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        assert [reply.status for reply in replies if isinstance(reply, Reply)] == [504] * (2 if leaves else 3)
+        samples = await client.metrics()
+    lines = [line for line in map(json.loads, access_lines(caplog)) if line["status"] != 200]
+    assert sorted(line["status"] for line in lines) == [499 if leaves else 504, 504, 504]
+    assert [(line["endpoint"], line["attempts"]) for line in lines] == [(server.url, 1)] * 3
+    assert min(line["upstream_seconds"] for line in lines) > 0
+    timeouts = [value for name, value in samples.items() if "upstream_requests" in name and 'code="timeout"' in name]
+    assert sum(timeouts) == 2
 
 
 async def test_a_batch_needs_no_room_beside_its_requests() -> None:
