@@ -39,8 +39,11 @@ MAX_UNBATCHED = 1024
 LATE_S = 0.5
 """How long a request whose time is over still waits for its batch, which has no more time, unless it has a deadline."""
 
-_EACH_ALONE = (ErrorKind.BACKEND_ERROR, ErrorKind.MALFORMED_REQUEST, ErrorKind.BODY_TOO_LARGE, ErrorKind.OVERLOADED)
-"""Errors of a batch that one of its requests, or its size, may have caused: each request is then sent alone."""
+_EACH_ALONE = (ErrorKind.BACKEND_ERROR, ErrorKind.MALFORMED_REQUEST, ErrorKind.BODY_TOO_LARGE)
+"""Errors of a batch that one of its requests, or its size, may have caused: each request is then sent alone.
+
+So it is after an error without an attempt, for want of memory. In an attempt they have waited for a connection already.
+"""
 
 log = logging.getLogger("gateway")
 
@@ -189,10 +192,11 @@ class Lane:
 
     async def _serve_together(self, members: list[Member]) -> None:
         """Serve *members* together, and set the verdict of each."""
+        batch = _joined_call(members[0])
         replies: list[Answered | None] = [None] * len(members)
         error: GatewayError | None = None
         try:
-            replies = await self._answers(members)
+            replies = await self._answers(members, batch)
         except CodecError:  # of a request, which is then refused alone
             log.debug("a batch of %d requests cannot be sent", len(members))
         except GatewayError as failed:
@@ -200,7 +204,7 @@ class Lane:
                 doubt = [failed.message] * len(members)
                 for member in members:
                     member.doubt = doubt
-            elif failed.kind not in _EACH_ALONE:
+            elif failed.kind not in _EACH_ALONE and batch.exchange.attempts:
                 error = failed
         except Exception as bug:
             log.exception("a batch of %d requests failed", len(members))
@@ -213,14 +217,13 @@ class Lane:
         if error is not None or None not in replies:
             self.leave(*(member.call for member in members))
 
-    async def _answers(self, members: list[Member]) -> list[Answered | None]:
-        """Send one request with the rows of all *members*, and divide its answer: one reply for each, in their order.
+    async def _answers(self, members: list[Member], call: Call) -> list[Answered | None]:
+        """Send *call* with the rows of all *members*, and divide its answer: one reply for each, in their order.
 
         Without replies if the answer cannot be divided, because the server has not answered with a row for each row.
         Records the batch in the members' exchanges. Raises `GatewayError`, and `CodecError` for a malformed request.
         """
         shares = [member.share for member in members]
-        call = _joined_call(members[0])
         call.rows = sum(share.rows for share in shares)
         header, blobs = joined(shares, call.exchange.request_id)
         for member in members:
@@ -292,8 +295,7 @@ def _joined_call(member: Member) -> Call:
 
 def _kind_of(call: Call, share: Share) -> Hashable:
     """The key of requests that may go together; backend and path are the same in a lane."""
-    request = call.request
-    crossing = tuple(crossing_of_all(call.backend.headers.transcoded(request)))
+    crossing = tuple(crossing_of_all(call.backend.headers.transcoded(call.request)))
     return share.kind, crossing, call.match.target, call.match.model, call.exchange.client_name, call.sticky_key
 
 

@@ -790,6 +790,25 @@ async def test_the_log_of_requests_whose_batch_goes_on_says_where(
     assert sum(timeouts) == 2
 
 
+async def test_a_batch_that_gets_no_connection_waits_once(caplog: pytest.LogCaptureFixture) -> None:
+    """In the queue its requests have waited as long as they may: none of them waits there again, alone."""
+    caplog.set_level("INFO", "gateway.access")
+    backend = f"{SOON}\nmax_connections: 1\nqueue: {{length: 10, timeout: 300ms}}"
+    async with serving() as server, running(server.url, "logging: {access: json}", backend) as client:
+        await ask(client, 0)
+        server.may_go.clear()
+        first = asyncio.ensure_future(ask(client, 1))
+        while len(server.asked) < 2:
+            await asyncio.sleep(0.001)
+        replies = await asyncio.gather(*[ask(client, value) for value in range(3)])
+        server.may_go.set()
+        await first
+    assert {(reply.status, "queue.timeout" in reply.error) for reply in replies} == {(503, True)}
+    lines = [json.loads(line) for line in access_lines(caplog)]
+    refused = [line for line in lines if line["status"] == 503]
+    assert [(line["attempts"], line["batch_rows"]) for line in refused] == [(1, 3)] * 3
+
+
 async def test_a_batch_needs_no_room_beside_its_requests() -> None:
     """What clients have sent is let go when it is joined."""
     n_rows = 2304
