@@ -10,12 +10,13 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from gateway.client.request import new_request_id
 from gateway.codec.inference import release
-from gateway.codec.v2.batches import Share, divided, joined, read_share
+from gateway.codec.v2.batches import Share, check_rows, divided, joined, read_share
 from gateway.codec.v2.framing import Framing
 from gateway.config.schema import Batch
 from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError
@@ -33,8 +34,8 @@ BATCH_BYTES = 8 * 1024 * 1024
 A request of this size or more gains nothing by going with others.
 """
 
-MAX_UNBATCHED = 1024
-"""How many models that cannot be batched are remembered; bounded since clients may make up names."""
+MAX_REMEMBERED = 1024
+"""Of how many models is remembered whether they can be batched; bounded since clients may make up names."""
 
 LATE_S = 0.5
 """How long a request whose time is over still waits for its batch, which has no more time, unless it has a deadline."""
@@ -87,10 +88,9 @@ async def serve_batched(call: Call, body: memoryview, serve: Serve) -> Answered 
     match, lanes = call.match, call.serving.lanes
     model = (match.v2_path.model if match.is_renamed else match.model) or ""
     limits = call.backend.batch(model)
-    if limits.max_size == 1:
-        return await serve(call, body)
-    call.exchange.batch_rows = 1  # at least; the parser will set the number
-    if (call.backend.name, model) in call.serving.unbatched:
+    if limits.max_size > 1:
+        call.exchange.batch_rows = 1  # at least; the parser will set the number
+    if limits.max_size == 1 or (call.backend.name, model) in call.serving.unbatched:
         return await serve(call, body)
     key = call.backend.name, match.path
     share = None
@@ -100,11 +100,11 @@ async def serve_batched(call: Call, body: memoryview, serve: Serve) -> Answered 
     if lane is None:  # nothing is under way
         lane = lanes[key] = Lane(call, model, limits, serve)
         try:
-            return await serve(call, body)
+            return await lane.serve_alone(call, body)
         finally:
             lane.leave(call)
     if share is None or share.rows >= limits.max_size or share.n_bytes >= BATCH_BYTES:
-        return await serve(call, body)
+        return await lane.serve_alone(call, body)
     return await lane.join(call, body, share)
 
 
@@ -124,6 +124,17 @@ class Lane:
         self._serve = serve
         self._under_way = {call}
         self._waiting: dict[Hashable, list[Member]] = {}
+        self._rows_seen: dict[str, int] = _remembered(self._serving.rows_seen, self._key, {})
+
+    async def serve_alone(self, call: Call, body: memoryview) -> Answered | None:
+        """Serve *call* alone, and look whether the answer has as many rows. Raises `GatewayError`."""
+        answered = await self._serve(call, body)
+        try:
+            if answered is not None and call.rows:
+                check_rows(answered[0], call.rows, self._rows_seen)
+        except CodecError as unfit:
+            self._close(call, str(unfit))
+        return answered
 
     async def join(self, call: Call, body: memoryview, share: Share) -> Answered | None:
         """Serve *call* as part of a batch, or alone if its batch fails or has no other. Raises `GatewayError`."""
@@ -133,8 +144,10 @@ class Lane:
         try:
             answered = await call.within_total(member.verdict, late_s=LATE_S)
             if answered is None:
-                answered = await self._serve(call, member.body)
-                self._note_success(member)
+                answered = await self.serve_alone(call, member.body)
+                words = member.doubt.pop() if member.doubt is not None else ""
+                if words and not member.doubt:
+                    self._close(call, words)
             return answered
         finally:
             if member.has_left:
@@ -167,21 +180,22 @@ class Lane:
         if sum(each.share.rows for each in waiting) == max_rows:
             self._send(kind)
         elif len(waiting) == 1:
-            asyncio.get_running_loop().call_later(self._limits.max_delay, self._send_in_time, kind, waiting)
+            asyncio.get_running_loop().call_later(self._limits.max_delay, self._send, kind, waiting)
 
-    def _send_in_time(self, kind: Hashable, waiting: list[Member]) -> None:
-        """Send *waiting*, requests of *kind*, whose first has waited long enough, unless they are sent already."""
-        if self._waiting.get(kind) is waiting:
-            self._send(kind)
+    def _send(self, kind: Hashable, only: list[Member] | None = None) -> None:
+        """Send all requests of *kind* that wait, together if there are several and their answer can be divided.
 
-    def _send(self, kind: Hashable) -> None:
-        """Send all requests of *kind* that wait, together unless there is only one."""
-        loop = asyncio.get_running_loop()
+        With *only*, whose first has waited long enough, nothing is done if these are sent already.
+        """
+        if only is not None and self._waiting.get(kind) is not only:
+            return
+        loop, seen = asyncio.get_running_loop(), self._rows_seen.values()
         members = [member for member in self._waiting.pop(kind) if not member.has_left]
         for member in members:
             member.call.exchange.batch_wait_s = loop.time() - member.since_s
             self._under_way.add(member.call)
-        if len(members) < 2 or self._model in self._serving.unbatched:
+        is_certain = bool(seen) and sum(member.share.rows for member in members) not in seen
+        if len(members) < 2 or not is_certain or self._model in self._serving.unbatched:
             for member in members:
                 member.verdict.set_result(None)
             return
@@ -210,10 +224,11 @@ class Lane:
             log.exception("a batch of %d requests failed", len(members))
             error = GatewayError(ErrorKind.INTERNAL, f"internal error: {type(bug).__name__}")
         for member, reply in zip(members, replies, strict=True):
-            if error is not None and not member.has_left:
-                member.verdict.set_exception(error)
-            elif not member.has_left:
-                member.verdict.set_result(reply)
+            if not member.has_left:
+                if error is None:
+                    member.verdict.set_result(reply)
+                else:
+                    member.verdict.set_exception(error)
         if error is not None or None not in replies:
             self.leave(*(member.call for member in members))
 
@@ -234,8 +249,10 @@ class Lane:
             answered = await self._serve(call, memoryview(header))
             assert answered is not None, "a request with blobs becomes JSON"
             reply, crossing = answered
+            if any(self._rows_seen.get(output.name, call.rows) == call.rows for output in reply.outputs):
+                return [None] * len(members)  # this output was in no answer yet
             try:
-                replies = await call.exchange.response_codec.run(divided(reply, shares))
+                replies = await call.exchange.response_codec.run(divided(reply, shares, self._rows_seen))
             except CodecError as unfit:
                 self._close(call, str(unfit))
                 return [None] * len(members)
@@ -251,25 +268,22 @@ class Lane:
             call.body.release()
             _record(call, [member for member in members if not member.has_left])
 
-    def _note_success(self, member: Member) -> None:
-        """Note that *member* has succeeded alone."""
-        doubt = member.doubt
-        if doubt is not None:
-            words = doubt.pop()
-            if not doubt:
-                self._close(member.call, words)
-
     def _close(self, call: Call, words: str) -> None:
         """Send all requests for the model of *call* alone from now on, and warn once, with *words* for the reason."""
         unbatched = self._serving.unbatched
         if self._model not in unbatched:
-            if len(unbatched) == MAX_UNBATCHED:
-                del unbatched[next(iter(unbatched))]
-            unbatched[self._model] = None
+            _remembered(unbatched, self._model, None)
             backend, _ = self._model
             log.warning(
                 "model %r of backend %r is batched no more until a reload: %s", call.match.model, backend, words
             )
+
+
+def _remembered(kept: dict[tuple[str, str], Any], key: tuple[str, str], new: Any) -> Any:
+    """What *kept* has for *key*, else *new*, in place of what was kept first if there is too much."""
+    if key not in kept and len(kept) == MAX_REMEMBERED:
+        del kept[next(iter(kept))]
+    return kept.setdefault(key, new)
 
 
 def _joined_call(member: Member) -> Call:

@@ -51,6 +51,8 @@ class Serving:
     """The plan's backends by name."""
     lanes: dict[tuple[str, str], Any] = field(default_factory=dict)
     """The `batching.Lane` of each backend and path with requests under way."""
+    rows_seen: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    """The `seen` of `codec.v2.batches.check_rows` for each backend and path."""
     unbatched: dict[tuple[str, str], None] = field(default_factory=dict)
     """Models, by backend and name, whose requests cannot be batched; the one found first stands first."""
 
@@ -67,7 +69,7 @@ class Call:
     total_at: float | None = None
     sticky_key: str | None = None
     rows = 0
-    """The rows of a batch."""
+    """The rows of a batch, or those of a request whose inputs all have as many, where requests are batched."""
     counted_for: str | None = None
     """The client whose concurrent requests it is counted among; None if clients have no limits."""
     words_in: Callable[[bytes], str | None] | None = None

@@ -75,7 +75,9 @@ async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Rea
     exchange.client_format = BINARY if datatypes else JSON
     exchange.request_nonfinite = request.nonfinite
     if exchange.batch_rows:
-        exchange.batch_rows = next((tensor.shape[0] for tensor in request.inputs if tensor.shape), 1)
+        rows = {tensor.shape[0] if tensor.shape else 0 for tensor in request.inputs}
+        exchange.batch_rows = max(rows, default=0) or 1
+        call.rows = exchange.batch_rows if len(rows) == 1 and 0 not in rows else 0
     exchange.header_recovered = request.header_recovered
     text = prepared.small_json
     json_body = Body(whole=text) if text is not None else await _streamed_json(call, prepared.written)
