@@ -10,7 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -34,8 +33,8 @@ BATCH_BYTES = 8 * 1024 * 1024
 A request of this size or more gains nothing by going with others.
 """
 
-MAX_REMEMBERED = 1024
-"""Of how many models is remembered whether they can be batched; bounded since clients may make up names."""
+MAX_UNBATCHED = 1024
+"""How many models that cannot be batched are remembered; bounded since clients may make up names."""
 
 LATE_S = 0.5
 """How long a request whose time is over still waits for its batch, which has no more time, unless it has a deadline."""
@@ -124,14 +123,13 @@ class Lane:
         self._serve = serve
         self._under_way = {call}
         self._waiting: dict[Hashable, list[Member]] = {}
-        self._rows_seen: dict[str, int] = _remembered(self._serving.rows_seen, self._key, {})
 
     async def serve_alone(self, call: Call, body: memoryview) -> Answered | None:
         """Serve *call* alone, and look whether the answer has as many rows. Raises `GatewayError`."""
         answered = await self._serve(call, body)
         try:
             if answered is not None and call.rows:
-                check_rows(answered[0], call.rows, self._rows_seen)
+                check_rows(answered[0], call.rows)
         except CodecError as unfit:
             self._close(call, str(unfit))
         return answered
@@ -183,19 +181,18 @@ class Lane:
             asyncio.get_running_loop().call_later(self._limits.max_delay, self._send, kind, waiting)
 
     def _send(self, kind: Hashable, only: list[Member] | None = None) -> None:
-        """Send all requests of *kind* that wait, together if there are several and their answer can be divided.
+        """Send all requests of *kind* that wait, together if there are several.
 
         With *only*, whose first has waited long enough, nothing is done if these are sent already.
         """
         if only is not None and self._waiting.get(kind) is not only:
             return
-        loop, seen = asyncio.get_running_loop(), self._rows_seen.values()
+        loop = asyncio.get_running_loop()
         members = [member for member in self._waiting.pop(kind) if not member.has_left]
         for member in members:
             member.call.exchange.batch_wait_s = loop.time() - member.since_s
             self._under_way.add(member.call)
-        is_certain = bool(seen) and sum(member.share.rows for member in members) not in seen
-        if len(members) < 2 or not is_certain or self._model in self._serving.unbatched:
+        if len(members) < 2 or self._model in self._serving.unbatched:
             for member in members:
                 member.verdict.set_result(None)
             return
@@ -249,10 +246,10 @@ class Lane:
             answered = await self._serve(call, memoryview(header))
             assert answered is not None, "a request with blobs becomes JSON"
             reply, crossing = answered
-            if any(self._rows_seen.get(output.name, call.rows) == call.rows for output in reply.outputs):
-                return [None] * len(members)  # this output was in no answer yet
+            if self._model in self._serving.unbatched:  # the answer to a request alone has shown it meanwhile
+                return [None] * len(members)
             try:
-                replies = await call.exchange.response_codec.run(divided(reply, shares, self._rows_seen))
+                replies = await call.exchange.response_codec.run(divided(reply, shares))
             except CodecError as unfit:
                 self._close(call, str(unfit))
                 return [None] * len(members)
@@ -272,18 +269,13 @@ class Lane:
         """Send all requests for the model of *call* alone from now on, and warn once, with *words* for the reason."""
         unbatched = self._serving.unbatched
         if self._model not in unbatched:
-            _remembered(unbatched, self._model, None)
+            if len(unbatched) == MAX_UNBATCHED:
+                del unbatched[next(iter(unbatched))]
+            unbatched[self._model] = None
             backend, _ = self._model
             log.warning(
                 "model %r of backend %r is batched no more until a reload: %s", call.match.model, backend, words
             )
-
-
-def _remembered(kept: dict[tuple[str, str], Any], key: tuple[str, str], new: Any) -> Any:
-    """What *kept* has for *key*, else *new*, in place of what was kept first if there is too much."""
-    if key not in kept and len(kept) == MAX_REMEMBERED:
-        del kept[next(iter(kept))]
-    return kept.setdefault(key, new)
 
 
 def _joined_call(member: Member) -> Call:

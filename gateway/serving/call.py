@@ -51,8 +51,6 @@ class Serving:
     """The plan's backends by name."""
     lanes: dict[tuple[str, str], Any] = field(default_factory=dict)
     """The `batching.Lane` of each backend and path with requests under way."""
-    rows_seen: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
-    """The `seen` of `codec.v2.batches.check_rows` for each backend and path."""
     unbatched: dict[tuple[str, str], None] = field(default_factory=dict)
     """Models, by backend and name, whose requests cannot be batched; the one found first stands first."""
 

@@ -15,7 +15,7 @@ import tritonclient.grpc.aio as triton
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.serving.batching import MAX_REMEMBERED
+from gateway.serving.batching import MAX_UNBATCHED
 from tests.conftest import HEADER_LENGTH, Client, Connection, Reply, access_lines, lying, running, tensor
 
 ON = "batch: {max_size: 8, max_delay: 60s}"
@@ -151,8 +151,6 @@ async def both() -> AsyncIterator[tuple[Server, Client]]:
 async def soon() -> AsyncIterator[tuple[Server, Client]]:
     """The same, where no request waits for more than 50 ms."""
     async with serving() as server, running(server.url, backend=SOON) as client:
-        await ask(client, 0)  # no batch is sent before an answer to other rows
-        server.asked.clear()
         yield server, client
 
 
@@ -179,7 +177,6 @@ async def test_a_request_that_is_alone_does_not_wait() -> None:
 
 async def test_no_more_rows_than_max_size(both: Both) -> None:
     server, client = both
-    await ask(client, 0)
     replies = await together(server, client, *[lambda value=value: ask(client, value, rows=3) for value in range(8)])
     assert [values(reply)[0] for reply in replies] == [value * 2.0 for value in range(8)]
     assert max(server.rows) == 6
@@ -338,9 +335,11 @@ def with_classes(request: dict[str, Any]) -> dict[str, Any]:
 CLASSES = b"".join(len(name).to_bytes(4, "little") + name for name in (b"cat", b"dog", b"cow", b"bee"))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4])
-async def test_an_output_that_is_no_batch_is_never_cut_up(caplog: pytest.LogCaptureFixture, rows: int) -> None:
-    """Although it has four elements, as many as two requests have rows, and maybe a request before them."""
+@pytest.mark.parametrize("rows", [1, 2])
+async def test_an_output_that_is_no_batch_is_told_by_a_request_alone(
+    caplog: pytest.LogCaptureFixture, rows: int
+) -> None:
+    """Although it has four elements, as many as the two requests behind it have rows."""
     async with serving(with_classes) as server, running(server.url, backend=ON) as client:
         for _ in range(2):
             asked = [lambda n=n: ask(client, n, rows=n) for n in (rows, 2, 2)]
@@ -353,39 +352,20 @@ async def test_an_output_that_is_no_batch_is_never_cut_up(caplog: pytest.LogCapt
     assert f"output 'classes' has shape [4] in the answer to {min(rows, 2)} rows" in line
 
 
-async def test_a_batch_with_the_rows_of_all_answers_before_it_goes_alone(both: Both) -> None:
-    """Its answer would not tell a batch from a constant; the answers to the requests alone do."""
-    server, client = both
-    asked = [lambda: ask(client, 0, rows=4), lambda: ask(client, 1, rows=2), lambda: ask(client, 2, rows=2)]
-    for _ in range(2):
-        replies = await together(server, client, *asked)
-        assert [set(values(reply)) for reply in replies] == [{0.0}, {2.0}, {4.0}]
-    assert server.rows == [4, 2, 2, 4, 4]
-
-
-async def test_no_batch_is_sent_before_the_first_answer(both: Both) -> None:
-    server, client = both
-    for _ in range(2):
-        replies = await together(server, client, *[lambda n=n: ask(client, n, rows=4) for n in range(3)])
-        assert [values(reply)[0] for reply in replies] == [0, 2, 4]
-    assert server.rows == [4, 4, 4, 4, 8]
-
-
-async def test_an_output_that_no_answer_has_had_before() -> None:
-    """Its batch cannot be divided, but may be the next time."""
-
-    def more(request: dict[str, Any]) -> dict[str, Any]:
-        answer = doubled(request)
-        answer["outputs"] += [] if "outputs" in request else [{**answer["outputs"][0], "name": "y"}]
-        return answer
-
-    named: dict[str, Any] = {"outputs": [{"name": "x", "parameters": {"binary_data": True}}]}
-    async with serving(more) as server, running(server.url, backend=ON) as client:
-        asked = [lambda: ask(client, 0, **named), lambda: ask(client, 1), lambda: ask(client, 2)]
-        for _ in range(2):
-            replies = await together(server, client, *asked)
-            assert [set(values(reply)) for reply in replies] == [{0.0}, {2.0}, {4.0}]
-        assert server.rows == [1, 2, 1, 1, 1, 2]
+async def test_a_batch_whose_model_has_shown_meanwhile_that_it_does_not_batch() -> None:
+    """Its answer has as many elements as rows, but that was chance."""
+    async with serving(with_classes) as server, running(server.url, backend=SOON) as client:
+        server.may_go.clear()
+        asked = [asyncio.ensure_future(ask(client, n, rows=2)) for n in range(3)]
+        while len(server.asked) < 2:
+            await asyncio.sleep(0.001)
+        assert server.rows == [2, 4]
+        unbatched = client.gateway.gateway.serving.unbatched
+        server.may_go.set()
+        replies = await asyncio.gather(*asked)
+        assert len(unbatched) == 1
+    assert {reply.binary.endswith(CLASSES) for reply in replies} == {True}
+    assert server.rows == [2, 4, 2, 2]
 
 
 async def test_requests_whose_inputs_differ_in_rows_say_nothing_of_their_model(both: Both) -> None:
@@ -499,11 +479,11 @@ async def test_only_so_many_models_that_do_not_batch_are_remembered(both: Both) 
     """Clients may make up names, and servers that answer under any of them exist."""
     server, client = both
     unbatched = client.gateway.gateway.serving.unbatched
-    unbatched.update({("main", f"made-up-{number}"): None for number in range(MAX_REMEMBERED)})
+    unbatched.update({("main", f"made-up-{number}"): None for number in range(MAX_UNBATCHED)})
     server.answer = lambda request: doubled(request) | {"strange": 1}
     await together(server, client, *[lambda value=value: ask(client, value) for value in range(3)])
     assert server.rows == [1, 2, 1, 1]
-    assert len(unbatched) == MAX_REMEMBERED
+    assert len(unbatched) == MAX_UNBATCHED
     assert ("main", "made-up-0") not in unbatched
     assert ("main", "m") in unbatched
 

@@ -120,29 +120,24 @@ def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memory
     return _filled(shares[0].kind, joined_id, sum(share.rows for share in shares), blobs), blobs
 
 
-def check_rows(reply: Reply, rows: int, seen: dict[str, int]) -> None:
-    """Note in *seen* that each output of *reply* has as many *rows* as the request. Raises `CodecError` if one has not.
-
-    An output that is no batch may have the rows of one request by chance, but not those of two that differ, nor those
-    of a batch after one row. So *seen* has the rows of an output while all answers had the same, else 1.
-    """
+def check_rows(reply: Reply, rows: int) -> None:
+    """Raise `CodecError` if an output of *reply* has not as many rows as the request, *rows*: it is no batch then."""
     for output in reply.outputs:
         if output.shape[:1] != (rows,):
             raise CodecError(f"output {output.name!r} has shape {list(output.shape)} in the answer to {rows} rows")
-        seen[output.name] = rows if seen.get(output.name, rows) == rows else 1
 
 
-def divided(reply: Reply, shares: Sequence[Share], seen: dict[str, int]) -> Generator[None, None, list[Reply]]:
+def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list[Reply]]:
     """The replies to each of *shares*, cut out of *reply* to all of them together, each in memory of its own.
 
     As soon as it is certain that *reply* can be divided, the blobs of *shares* are let go, and the blobs of *reply* one
-    by one. Yields after each step. Raises `CodecError` as `check_rows` does, which notes the sum of the rows in *seen*.
+    by one. Yields after each step. Raises `CodecError` for an output whose first dimension is not the sum of the rows.
     """
     rows = [share.rows for share in shares]
     answer = read_message(decoded(OBJECT, b"".join(reply.header)), Answer, len(reply.outputs))
     if not _is_known(answer, answer["outputs"]):
         raise CodecError("the answer has members that cannot be divided")
-    check_rows(reply, sum(rows), seen)
+    check_rows(reply, sum(rows))
     for entry, output in zip(answer["outputs"], reply.outputs, strict=True):
         _mark(entry, output.shape)
     answer.pop("id", None)
