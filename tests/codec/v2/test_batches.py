@@ -144,7 +144,7 @@ def test_each_gets_its_rows(rows: list[int], datatype: str, pieces: int, data: s
                 of_three[number] += bytes([number]) * DATATYPES[datatype].item_bytes
     ids = tuple(f"id-{number}" for number in range(len(rows)))
     whole = reply_of(output(b"".join(of_three), datatype, pieces, (sum(rows), 3)))
-    for number, part in enumerate(run(divided(whole, shares(*rows, ids=ids), {}))):
+    for number, part in enumerate(run(divided(whole, shares(*rows, ids=ids)))):
         header = json.loads(b"".join(part.header))
         assert header["id"] == ids[number]
         assert header["parameters"] == {"p": 1}
@@ -154,34 +154,27 @@ def test_each_gets_its_rows(rows: list[int], datatype: str, pieces: int, data: s
         assert part.outputs[0].shape == (rows[number], 3)
 
 
-@pytest.mark.parametrize(
-    ("rows", "seen"), [((2,), {"y": 2}), ((2, 2), {"y": 2}), ((2, 3), {"y": 1}), ((1,), {"y": 1}), ((1, 4), {"y": 1})]
-)
-def test_what_answers_have_shown_of_the_rows_of_outputs(rows: tuple[int, ...], seen: dict[str, int]) -> None:
-    """A batch of so many rows as in *seen* could not be told from an output that is none."""
-    noted: dict[str, int] = {}
-    for each in rows:
-        check_rows(reply_of(output(np.zeros((each, 2), "<f4"))), each, noted)
-    assert noted == seen
+def test_an_answer_has_as_many_rows_as_its_request() -> None:
+    check_rows(reply_of(output(np.zeros((3, 2), "<f4"))), 3)
     with pytest.raises(CodecError, match=r"output 'y' has shape \[3, 2\] in the answer to 4 rows"):
-        check_rows(reply_of(output(np.zeros((3, 2), "<f4"))), 4, noted)
+        check_rows(reply_of(output(np.zeros((3, 2), "<f4"))), 4)
 
 
 def test_an_element_longer_than_a_window() -> None:
     long = b"x" * 600_000
     first, second = len(long).to_bytes(4, "little") + long, b"\1\0\0\0y"
     whole = reply_of(output(first + second, "BYTES", 3, (2,)))
-    assert [b"".join(part.blobs) for part in run(divided(whole, shares(1, 1), {}))] == [first, second]
+    assert [b"".join(part.blobs) for part in run(divided(whole, shares(1, 1)))] == [first, second]
 
 
 def test_who_had_no_id_gets_none() -> None:
-    (part,) = run(divided(reply_of(output(np.zeros((1, 2), "<f4"))), shares(1), {}))
+    (part,) = run(divided(reply_of(output(np.zeros((1, 2), "<f4"))), shares(1)))
     assert "id" not in json.loads(b"".join(part.header))
 
 
 def test_nan_is_counted_once() -> None:
     array = np.array([[1, np.nan], [np.inf, np.nan], [0, 0]], "<f4")
-    parts = run(divided(reply_of(output(array), nonfinite=3), shares(1, 2), {}))
+    parts = run(divided(reply_of(output(array), nonfinite=3), shares(1, 2)))
     assert [part.nonfinite for part in parts] == [3, 0]
 
 
@@ -198,7 +191,7 @@ def test_what_cannot_be_divided(reply: Reply) -> None:
     """Then the requests, which go alone, are still there, and so is the answer."""
     both = shares(1, 2)
     with pytest.raises(CodecError):
-        run(divided(reply, both, {}))
+        run(divided(reply, both))
     assert [len(share.blobs[0].tobytes()) for share in both] == [8, 16]
     assert reply.blobs
 
@@ -207,7 +200,7 @@ def test_what_is_divided_is_let_go_before_its_parts_are_made() -> None:
     """The requests at once, the outputs one by one: a batch takes hardly more memory than its requests alone."""
     both, array = shares(1, 2), np.zeros((3, 2), "<f4")
     whole = reply_of(output(array), output(array, pieces=2))
-    steps = divided(whole, both, {})
+    steps = divided(whole, both)
     next(steps)
     for share in both:
         with pytest.raises(ValueError, match="released"):
