@@ -123,6 +123,10 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
             "limits: {in_flight_bytes: 1MiB}\n" + MINIMAL,
             "limits.in_flight_bytes: expected at least 256MiB: `limits.request_body` for each",
         ),
+        (
+            "limits: {request_body: 3GiB}\n" + MINIMAL,
+            "limits.request_body: expected at most 2GiB, or `limits.in_flight",
+        ),
         ("limits: {concurrent_requests: 0}\n" + MINIMAL, "limits.concurrent_requests: expected at least 1"),
         (
             one_backend("dialect: tensorfow"),
@@ -585,7 +589,7 @@ def test_each_worker_has_its_share_of_every_limit_that_counts_what_is_held() -> 
         ("workers: 16\n", "4GiB"),
         ("workers: 16\nlimits: {request_body: 1GiB}\n", "16GiB"),
         ("workers: 16\nlimits: {request_body: 64MiB}\n", "2GiB"),
-        ("limits: {request_body: 3GiB}\n", "3GiB"),
+        ("limits: {request_body: 2GiB}\n", "2GiB"),
         ("workers: 16\nlimits: {in_flight_bytes: 8GiB}\n", "8GiB"),
     ],
 )

@@ -287,6 +287,8 @@ ERRORS = (
     Rule(Config, "limits.in_flight_bytes",
          lambda at: at.value < (least := at.part.workers * at.part.limits.request_body) and Size(least),
          "expected at least {found}: `limits.request_body` for each of the `workers`; or leave this key out"),
+    Rule(Config, "limits.request_body", lambda at: not at.part.limits.in_flight_bytes and at.value > 2 * 1024**3,
+         "expected at most 2GiB, or `limits.in_flight_bytes`, which has to be as large for each of the `workers`"),
     Rule(Config, "admin", lambda at: at.value.is_unix, "expected host:port; `unix:` is for `listen` only"),
     Rule(Config, "grpc", lambda at: at.part.listen.takes(at.value),
          "the same address as `listen`, where HTTP/1.1 is spoken"),

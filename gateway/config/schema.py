@@ -323,8 +323,9 @@ class Config(Part, frozen=True):
 
     @property
     def in_flight_bytes(self) -> Size:
-        """As the file says; else it grows with `workers`, since the share of each has to hold the largest request."""
-        return self.limits.in_flight_bytes or Size(max(2 * 1024**3, self.workers * self.limits.request_body))
+        """As the file says; else 2GiB, or `limits.request_body` for each of the `workers`, if each is 2GiB at most."""
+        of_each = min(self.limits.request_body, 2 * 1024**3)
+        return self.limits.in_flight_bytes or Size(max(2 * 1024**3, self.workers * of_each))
 
     def max_connections(self, backend: str) -> int:
         """The most connections to all endpoints of *backend* together.
