@@ -593,7 +593,8 @@ async def test_workers_serve_tls_and_take_up_a_renewed_certificate(
     indifferent.verify_mode = ssl.CERT_NONE
     async with process("serve", "--config", str(config)) as serve:
         assert serve.stderr is not None
-        line = (await serve.stderr.readline()).decode()
+        warning, line = [(await serve.stderr.readline()).decode() for _ in range(2)]
+        assert "tls.certificate: the certificate has expired" in warning
         url = line.split()[-1]
         assert url.startswith("https://")
         with pytest.raises(ssl.SSLCertVerificationError, match="has expired"):
