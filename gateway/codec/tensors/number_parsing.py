@@ -309,12 +309,12 @@ def read_flat(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
     """The *n_elements* numbers in *text*, a JSON array nested in any way, as they are on the wire.
 
     None for what `NumberSink` has to look at more closely or to refuse: other counts, NaN, numbers that are out of
-    range, many ties, and what the parser does not read.
+    range, many ties, many exponents in a long text, and what the parser does not read.
     """
-    parsed = parse(text, datatype)
-    if parsed is None or len(parsed[0]) != n_elements or not n_elements:
-        return None
     try:
+        parsed = parse(text, datatype)
+        if parsed is None or len(parsed[0]) != n_elements or not n_elements:
+            return None
         return rounded(parsed[0], text, datatype).astype(datatype.wire, copy=False).tobytes()
     except (CodecError, LongTextError):
         return None

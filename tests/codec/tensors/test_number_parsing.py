@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.codec.tensors import number_parsing, number_reading
 from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.tensors.number_parsing import LIST_PIECE_BYTES, read_flat
 from gateway.errors import CodecError
 from tests.codec.make_pairs import WIRE
 from tests.codec.test_properties import NUMERIC, PROFILE
@@ -95,3 +96,9 @@ def test_orjson_rounds_every_decimal_as_python_does() -> None:
     read = number_parsing._parse_as_list(f"[{','.join(texts)}]".encode(), DATATYPES["FP64"])
     assert read is not None
     assert read[0].tobytes() == np.array([float(text) for text in texts]).tobytes()
+
+
+def test_a_long_text_with_many_exponents_is_left_to_the_sink_which_takes_it_in_pieces() -> None:
+    for n_numbers in (LIST_PIECE_BYTES // 4, LIST_PIECE_BYTES // 2 + 1):
+        blob = read_flat(b"[%b]" % b",".join([b"1e0"] * n_numbers), DATATYPES["FP32"], n_numbers)
+        assert blob == (b"\0\0\x80?" * n_numbers if n_numbers < LIST_PIECE_BYTES // 2 else None)
