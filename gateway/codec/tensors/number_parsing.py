@@ -43,9 +43,18 @@ LIST_PIECE_BYTES = 32 * 1024
 MAX_FEW = 64
 """The most numbers that `read_few` reads, by Python's numbers: numpy's calls make a small request cost a tenth more."""
 
+LIST_BYTES = 64
+"""How much flat text orjson reads in the time of one list, for which it makes an object of Python."""
+
 MAX_EXPONENTS = 64
 """How many numbers of one text may have an exponent for simdjson to read it. With 19 digits or more, as `%.18e` writes
 them, each such number takes simdjson 1 to 14 us, and orjson 0.1."""
+
+LONG_NUMBER_BYTES = 21
+"""From this length on, with its comma, a number may have more than 18 digits, which takes simdjson 0.4 us and more."""
+
+SAMPLE_BYTES = 1024
+"""How much of a longer text shows how long its numbers are."""
 
 MAX_TIES = 256
 """How many numbers of one piece are looked up in its text at most, at a microsecond each."""
@@ -100,11 +109,12 @@ def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | No
             return truth, orjson.loads(text) if _PARSER is None else _PARSER.parse(text)
         except (ValueError, RuntimeError):
             return None
-    if _PARSER is not None and not _has_exponents(text):
+    if _PARSER is not None and not _is_slow(text, datatype):
         parsed = _parse_natively(_PARSER, text, datatype)
-    elif len(text) > 2 * LIST_PIECE_BYTES:
-        raise LongTextError(LIST_PIECE_BYTES)
     else:
+        n_bytes = len(text) + LIST_BYTES * occurrences(text, b"[")  # what orjson's time is like
+        if n_bytes > 2 * LIST_PIECE_BYTES and len(text) > 2 * TIED_PIECE_BYTES:
+            raise LongTextError(max(LIST_PIECE_BYTES * len(text) // n_bytes, TIED_PIECE_BYTES))
         parsed = _parse_as_list(text, datatype)
     if parsed is None or datatype.kind is Kind.INTEGER or _MINUS not in text:
         return parsed
@@ -143,9 +153,17 @@ def _parse_as_list(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, 
     return np.frombuffer(packed, dtype=_PARSED_DTYPE[datatype.parsed]), lists
 
 
-def _has_exponents(text: bytes | bytearray) -> bool:
-    """Whether more than `MAX_EXPONENTS` of the numbers in *text* have one."""
-    return any(text.find(mark) >= 0 and occurrences(text, mark) > MAX_EXPONENTS for mark in (b"e", b"E"))
+def _is_slow(text: bytes | bytearray, datatype: Datatype) -> bool:
+    """Whether simdjson reads the numbers in *text* slowly: many have an exponent, or more than 18 digits.
+
+    Of their digits the beginning of a long text is asked, since a server writes all numbers of a tensor in one way.
+    """
+    if sum(occurrences(text, mark) for mark in (b"e", b"E") if text.find(mark) >= 0) > MAX_EXPONENTS:
+        return True
+    if datatype.kind is not Kind.FLOAT or len(text) <= SAMPLE_BYTES:
+        return False
+    sample = text[:SAMPLE_BYTES].translate(None, b"[]" + SPACE)
+    return len(sample) > LONG_NUMBER_BYTES * sample.count(b",")
 
 
 def _has_negative_zero(text: bytes | bytearray) -> bool:
