@@ -16,7 +16,7 @@ from gateway.codec.json.members import OBJECT, decoded, restore_literals
 from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import BYTES, Datatype, element_count
 from gateway.codec.v2.framing import Cursor, Framing, copied
-from gateway.codec.v2.messages import Answer, Entry, Request, read_message
+from gateway.codec.v2.messages import Answer, Entry, Parameters, Request, read_message
 from gateway.codec.v2.reply import Reply, ReplyOutput
 from gateway.codec.v2.request_reading import id_of, read_inputs, select
 from gateway.errors import CodecError
@@ -27,6 +27,7 @@ SHARE_HEADER_BYTES = 16 * 1024
 # No JSON has these bytes.
 _ROWS, _SIZE = b"\0", b"\1"
 
+_PARAMETERS = msgspec.json.Decoder(Parameters | None)
 _KNOWN = frozenset((*Request.__annotations__, *Answer.__annotations__, *Entry.__annotations__))
 
 # Clients may write their members in any order.
@@ -100,6 +101,13 @@ def _is_known(message: Request | Answer, entries: Iterable[Entry]) -> bool:
     return all(map(_KNOWN.issuperset, (message, *entries)))
 
 
+def _check_parameters(parameters: Parameters) -> None:
+    """Raise `CodecError` for an answer's parameter that is no number: it may say something of one client's rows."""
+    for name, value in parameters.items():
+        if name != "content_type" and bytes(value)[:1] in b'"[{':
+            raise CodecError(f"the parameter {name[:64]!r} of the answer may say something of one client's rows")
+
+
 def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memoryview]]:
     """The header and the blobs of one request with the rows of all *shares*, which are of one kind.
 
@@ -137,6 +145,9 @@ def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list
     answer = read_message(decoded(OBJECT, b"".join(reply.header)), Answer, len(reply.outputs))
     if not _is_known(answer, answer["outputs"]):
         raise CodecError("the answer has members that cannot be divided")
+    of_answer = decoded(_PARAMETERS, bytes(answer["parameters"])) if "parameters" in answer else None
+    for parameters in (of_answer, *(entry.get("parameters") for entry in answer["outputs"])):
+        _check_parameters(parameters or {})
     check_rows(reply, sum(rows))
     for entry, output in zip(answer["outputs"], reply.outputs, strict=True):
         _mark(entry, output.shape)

@@ -114,7 +114,8 @@ def reply_of(*outputs: ReplyOutput, nonfinite: int = 0, **more: Any) -> Reply:
         }
         for each in outputs
     ]
-    header = json.dumps({"model_name": "m", "id": "own", "parameters": {"p": 1}, "outputs": entries, **more}).encode()
+    said = {"model_name": "m", "id": "own", "parameters": {"p": 1}, "outputs": entries}
+    header = json.dumps(said | more).encode()
     return Reply([header[:10], header[10:]], list(outputs), nonfinite)
 
 
@@ -152,6 +153,24 @@ def test_each_gets_its_rows(rows: list[int], datatype: str, pieces: int, data: s
         assert header["outputs"][0]["parameters"] == {"binary_data_size": len(of_three[number])}
         assert b"".join(part.blobs) == of_three[number]
         assert part.outputs[0].shape == (rows[number], 3)
+
+
+@pytest.mark.parametrize("value", ["a,b,c", ["a", "b", "c"], {"0": "a"}])
+@pytest.mark.parametrize("is_of_output", [True, False])
+def test_parameters_that_may_say_something_of_rows_reach_no_client(value: Any, is_of_output: bool) -> None:
+    whole = reply_of(output(np.zeros((3, 2), "<f4")))
+    header = json.loads(b"".join(whole.header))
+    (header["outputs"][0] if is_of_output else header)["parameters"]["labels"] = value
+    reply = Reply([json.dumps(header).encode()], whole.outputs, 0)
+    with pytest.raises(CodecError, match="the parameter 'labels' of the answer may say something of one client's rows"):
+        run(divided(reply, shares(1, 2)))
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"content_type": "np", "p": 1.5, "q": None, "r": True}])
+def test_parameters_that_say_nothing_of_rows_reach_all_clients(parameters: dict[str, Any] | None) -> None:
+    whole = reply_of(output(np.zeros((3, 2), "<f4")), parameters=parameters)
+    for part in run(divided(whole, shares(1, 2))):
+        assert json.loads(b"".join(part.header))["parameters"] == parameters
 
 
 def test_an_answer_has_as_many_rows_as_its_request() -> None:
