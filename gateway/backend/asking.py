@@ -61,7 +61,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     """Whether this is an inference that passes unchanged, for endpoints with the binary extension alone."""
 
     def first_bytes(self, endpoint: Endpoint, attempt: Attempt) -> bytes:
-        """The head for *endpoint*, and the body if it is `whole`; *attempt* counts its bytes. Raises `GatewayError`."""
+        """The head for *endpoint*, and the body if it is `whole`; *attempt* gets its span. Raises `GatewayError`."""
         headers, body = self.headers, self.body
         target = f"{endpoint.base_path}{self.raw_path}"
         if self.trace is not None:
@@ -70,7 +70,6 @@ class BackendRequest(msgspec.Struct, frozen=True):
         whole = body.whole
         lines = [f"{self.method} {target} HTTP/1.1", f"Host: {endpoint.authority}", *map(": ".join, headers)]
         if whole is not None:
-            attempt.request_bytes = len(whole)
             lines.append(f"Content-Length: {len(whole)}")
         elif body.length is not None:
             lines.append(f"Content-Length: {body.length}")

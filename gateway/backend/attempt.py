@@ -63,6 +63,7 @@ class Answer:
         self._deadlines = deadlines
         self._attempt = attempt
         attempt.connection = "reused" if wire.is_reused else "new"
+        attempt.request_bytes = len(request.body.whole or ())
         assert wire.answer is not None
         self._arriving = wire.answer
 

@@ -97,6 +97,7 @@ async def test_a_dead_endpoint_costs_no_client_an_error_from_the_first_request(f
             samples = await client.metrics()
             assert total(samples, "upstream_requests_total", endpoint=dead) == 5
             assert total(samples, "retries_total", reason="unreachable") == 5
+            assert total(samples, "upstream_request_bytes_sum") == sum(len(seen.body) for seen in well.seen)
             assert total(samples, "errors_total") == 0
 
 
