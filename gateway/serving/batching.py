@@ -8,7 +8,7 @@ how requests become one, and its answer several (`codec`).
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -62,6 +62,8 @@ class Member:
     """The client's reply, from the batch; None: the request has to go alone."""
     batch: Call | None = None
     """The request to the server that has its rows, once it was sent."""
+    beside: "list[Member]" = field(default_factory=list)
+    """Those that are in `batch`, without those that have left and were recorded."""
     doubt: list[str] | None = None
     """Of a batch whose answer could not be read: why, once for each of its requests that has not succeeded alone yet.
 
@@ -149,9 +151,11 @@ class Lane:
             return answered
         finally:
             if member.has_left:
-                if member.batch is not None:
-                    _record(member.batch, [member], are_counted=True)
-                call.exchange.batch_rows = 0
+                if member.batch is None:
+                    call.exchange.batch_rows = 0
+                else:
+                    member.beside.remove(member)
+                    _record(member.batch, [member], are_counted=bool(member.beside))
                 waiting = self._waiting.get(member.kind, [])
                 if member in waiting:  # its body is counted no more, and must not stay until the others go
                     waiting.remove(member)
@@ -238,9 +242,10 @@ class Lane:
         shares = [member.share for member in members]
         call.rows = sum(share.rows for share in shares)
         header, blobs = joined(shares, call.exchange.request_id)
+        beside = members.copy()
         for member in members:
             member.move()
-            member.batch = call
+            member.batch, member.beside = call, beside
         try:
             call.framing = Framing(len(header), blobs=blobs)
             answered = await self._serve(call, memoryview(header))

@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 
 from gateway.serving.batching import MAX_UNBATCHED
 from tests.conftest import HEADER_LENGTH, Client, Connection, Reply, access_lines, lying, running, tensor
+from tests.system.scripted import total
 
 ON = "batch: {max_size: 8, max_delay: 60s}"
 """So long that no test depends on it, but for those that say `SOON`."""
@@ -546,6 +547,8 @@ async def test_clients_that_leave_while_their_batch_is_computed(soon: Both) -> N
     done = await asyncio.gather(*asked, return_exceptions=True)
     assert [values(reply)[0] for reply in done if isinstance(reply, Reply)] == [0, 4, 6]
     assert values(await ask(client, 5)) == [10.0] * 4
+    samples = await client.metrics()
+    assert total(samples, "upstream_requests_total") == len(server.asked) == 3
 
 
 async def test_a_client_that_leaves_in_the_moment_in_which_its_batch_goes(both: Both) -> None:
@@ -601,6 +604,9 @@ async def test_all_clients_of_a_batch_leave(soon: Both) -> None:
         await asyncio.sleep(0.001)
     assert client.gateway.gateway.admission.reserved_bytes == 0
     assert client.gateway.gateway.serving.lanes == {}
+    samples = await client.metrics()
+    assert total(samples, "upstream_requests_total") == len(server.asked) == 3
+    assert total(samples, "batch_rows_sum") == sum(server.rows) == 1 + 3 + 1
 
 
 async def test_paths_that_clients_make_up_are_not_kept(both: Both) -> None:
