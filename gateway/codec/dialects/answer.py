@@ -75,9 +75,8 @@ class DialectAnswer:
         outputs = list(self._walk.found.values())
         for output in outputs:
             if output.is_base64:  # Python's `encodebytes`, which MLflow writes base64 with, makes lines
-                views = [memoryview(blob) for blob in output.blobs]
-                output.blobs = [*(yield from from_base64(views, output.label, b"\r\n"))]
-                del views  # which hold the base64
+                octets = from_base64([memoryview(blob) for blob in output.blobs], output.label, b"\r\n")
+                output.blobs = [*(yield from octets)]
                 output.n_bytes = sum(map(len, output.blobs))
         return (yield from self._reply(outputs))
 

@@ -40,7 +40,7 @@ class Output:
         self.name = name
         self.datatype = datatype
         self.is_base64 = datatype.kind is BYTES and described.encoding == "base64"
-        """Whether the elements are strings of base64."""
+        """Whether the elements stand in base64, as strings or in objects."""
         self.waiting = bytearray()
         """The texts of values that have not been read, each with a bracket or a comma before it."""
         self.blobs: list[memoryview | bytearray] = []
@@ -87,7 +87,9 @@ class Output:
             return NumberSink(label, self.datatype, None)
         missing = self._described.missing
         becomes = _MISSING_HINT if missing is None else missing.encode()
-        return BytesSink(label, None, b64_objects=self._b64_objects, missing=becomes)
+        sink = BytesSink(label, None, b64_objects=self._b64_objects, missing=becomes)
+        sink.keeps_base64 = self.is_base64
+        return sink
 
     def wait(self, texts: bytes, most_bytes: int) -> Reading[None]:
         """Keep the *texts* of rows, with commas between them, for later; at most *most_bytes* of them wait."""

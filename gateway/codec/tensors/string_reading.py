@@ -71,6 +71,9 @@ _WRONG_OBJECT = 'an object must be {"b64": "..."} with no other member'
 class BytesSink(Prover):
     """Takes the `data` of one BYTES tensor, nested or flat, into length-prefixed elements."""
 
+    keeps_base64 = False
+    """Whether an object's base64 stays as it is, to be decoded with that of strings."""
+
     def __init__(
         self, label: str, shape: tuple[int, ...] | None, *, b64_objects: bool = False, missing: bytes | str = ""
     ) -> None:
@@ -216,13 +219,13 @@ class BytesSink(Prover):
             self._layout.fail()
         if type(item) is dict and self._b64_objects:
             if len(item) == 1 and type(item.get("b64")) is str:
-                return octets_of(item["b64"].encode(errors="replace"), index)
+                text = item["b64"].encode(errors="replace")
+                return text if self.keeps_base64 else octets_of(text, index)
             raise CodecError(f"element {index}: {_WRONG_OBJECT}, got {excerpt(json.dumps(item).encode())}")
-        is_missing = item is None or str(item) == "nan"
-        if is_missing and isinstance(self._missing, bytes):
-            return self._missing
-        hint = self._missing if is_missing else ""
-        raise CodecError(f"element {index}: expected a string, got {excerpt(json.dumps(item).encode())}{hint!s}")
+        missing = self._missing if item is None or str(item) == "nan" else ""
+        if isinstance(missing, bytes):
+            return missing
+        raise CodecError(f"element {index}: expected a string, got {excerpt(json.dumps(item).encode())}{missing}")
 
     def _begin_string(self, before: bytes) -> None:
         """See `Prover`: a long element begins, or the text of an object that is one."""
@@ -234,15 +237,14 @@ class BytesSink(Prover):
             if head is None or not is_key(head[1], b'"b64"'):
                 words = _WRONG_OBJECT if self._b64_objects else "expected a string"
                 raise CodecError(f"element {layout.count}: {words}, got {excerpt(before[before.index(b'{') :])}")
-            self._long_base64 = b""
+            self._long_base64 = None if self.keeps_base64 else b""
         self._long_element_at = len(self._elements)
         self._elements += bytes(PREFIX_BYTES)
         self._has_long = True
 
     def _judge_string(self, part: bytes, *, is_closed: bool) -> None:
         """See `Prover`: decode the next part of a long element."""
-        index = self._layout.count
-        text = part
+        index, text = self._layout.count, part
         if b"\\" in part or not _is_plain(part):  # of ASCII this takes a tenth of the time of decoding
             try:
                 text = orjson.loads(b'"%b"' % part).encode()

@@ -389,6 +389,45 @@ def test_octets_that_are_no_text_are_base64_in_json_where_the_name_says_so() -> 
     assert tensors_of(read(f'{{"outputs":{data}}}', described(y="BYTES")))["y"][2] == b"\1\0\0\0\xff\2\0\0\0ab"
 
 
+def base64_of(missing: str | None = None) -> ModelDescription:
+    """A model whose output `y` is configured as strings of base64."""
+    tensor = TensorDescription(DATATYPES["BYTES"], encoding="base64", missing=missing)
+    return ModelDescription(outputs={"y": tensor})
+
+
+LONG_OCTETS = random.Random(1).randbytes(100_000)
+
+
+@pytest.mark.parametrize("form", [TENSORFLOW, ROWS])
+@pytest.mark.parametrize(
+    "values",
+    [
+        '[{"b64":"YWJjZA=="},"YWJjZA=="]',
+        '[{"y":{"b64":"YWJjZA=="}},{"y":"YWJjZA=="}]',
+        '[{"b64":"YWJj\\nZA==\\n"},"YWJj\\r\\nZA==\\n"]',
+    ],
+)
+def test_base64_is_decoded_once_whether_it_is_a_string_or_an_object(values: str, form: AnswerForm) -> None:
+    for chunks in ([f'{{"predictions":{values}}}'.encode()], cut(f'{{"predictions":{values}}}'.encode(), 1)):
+        reply = read(chunks, base64_of(), form=form)
+        assert tensors_of(reply) == {"y": ("BYTES", [2], blob_of([b"abcd", b"abcd"]))}
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1000])
+@pytest.mark.parametrize("row", ["%s", '{"y":%s}'])
+def test_long_base64_is_decoded_once_too(row: str, chunk_bytes: int | None) -> None:
+    text = json.dumps(base64.encodebytes(LONG_OCTETS).decode())
+    rows = row % f'{{"b64":{text}}}', row % text
+    reply = read(cut(f'{{"predictions":[{",".join(rows)}]}}'.encode(), chunk_bytes), base64_of())
+    assert tensors_of(reply) == {"y": ("BYTES", [2], blob_of([LONG_OCTETS, LONG_OCTETS]))}
+
+
+@pytest.mark.parametrize("value", ['{"b64":"YWI"}', '"YWI"', '{"b64":"\\ud800"}'])
+def test_what_is_no_base64_is_refused_in_a_string_and_in_an_object(value: str) -> None:
+    with pytest.raises(CodecError, match="output 'y' .*element 1.* is not (base64|JSON)"):
+        read(f'{{"outputs":["",{value}]}}', base64_of())
+
+
 @pytest.mark.parametrize(
     ("data", "shape", "expected"),
     [
