@@ -22,6 +22,7 @@ An object with base64 is an element with more around it: its octets are decoded 
 
 import json
 import re
+from base64 import b64encode
 from itertools import chain
 from typing import Any
 
@@ -72,7 +73,7 @@ class BytesSink(Prover):
     """Takes the `data` of one BYTES tensor, nested or flat, into length-prefixed elements."""
 
     keeps_base64 = False
-    """Whether an object's base64 stays as it is, to be decoded with that of strings."""
+    """Whether elements are left in base64, an object's too; what a missing one becomes is written in it."""
 
     def __init__(
         self, label: str, shape: tuple[int, ...] | None, *, b64_objects: bool = False, missing: bytes | str = ""
@@ -224,7 +225,7 @@ class BytesSink(Prover):
             raise CodecError(f"element {index}: {_WRONG_OBJECT}, got {excerpt(json.dumps(item).encode())}")
         missing = self._missing if item is None or str(item) == "nan" else ""
         if isinstance(missing, bytes):
-            return missing
+            return b64encode(missing) if self.keeps_base64 else missing
         raise CodecError(f"element {index}: expected a string, got {excerpt(json.dumps(item).encode())}{missing}")
 
     def _begin_string(self, before: bytes) -> None:

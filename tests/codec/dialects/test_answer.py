@@ -422,6 +422,21 @@ def test_long_base64_is_decoded_once_too(row: str, chunk_bytes: int | None) -> N
     assert tensors_of(reply) == {"y": ("BYTES", [2], blob_of([LONG_OCTETS, LONG_OCTETS]))}
 
 
+@pytest.mark.parametrize("form", [TENSORFLOW, MLFLOW])
+@pytest.mark.parametrize("missing", ["", "none", "n/a \u00e9"])
+def test_a_missing_string_of_base64_becomes_the_text_that_the_configuration_says(
+    missing: str, form: AnswerForm
+) -> None:
+    for values in ('["QQ==",null,NaN]', '[{"y":"QQ=="},{"y":null},{"y":NaN}]'):
+        answer, elements = f'{{"predictions":{values}}}', [b"A", missing.encode(), missing.encode()]
+        assert tensors_of(read(answer, base64_of(missing), form=form)) == {"y": ("BYTES", [3], blob_of(elements))}
+        (entry,) = json.loads(b"".join(read(answer, base64_of(missing), JSON, form).header))["outputs"]
+        assert entry["parameters"] == {"content_type": "base64"}
+        assert [base64.b64decode(text) for text in entry["data"]] == elements
+    with pytest.raises(CodecError, match="output 'y' .*element 1: expected a string, got null.*`missing`"):
+        read('{"predictions":["QQ==",null]}', base64_of(), form=form)
+
+
 @pytest.mark.parametrize("value", ['{"b64":"YWI"}', '"YWI"', '{"b64":"\\ud800"}'])
 def test_what_is_no_base64_is_refused_in_a_string_and_in_an_object(value: str) -> None:
     with pytest.raises(CodecError, match="output 'y' .*element 1.* is not (base64|JSON)"):
