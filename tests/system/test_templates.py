@@ -148,6 +148,21 @@ async def test_inputs_that_the_model_does_not_have_are_refused(
 
 
 @pytest.mark.rule("11.7")
+async def test_a_template_without_inputs_takes_none() -> None:
+    """What it does not name would be dropped without a word."""
+    clock = {
+        "outputs": {"y": {"datatype": "FP32"}},
+        "request": {"path": "/now", "body": {"zone": "$parameters"}},
+        "answer": {"y": "$.t"},
+    }
+    async with before(Legacy(b'{"t": 1}'), {"clock": clock}) as stage:
+        words = error_of(await stage.infer("clock", numbers("x", X, "FP32")), 400)
+        assert words == "input 'x': model 'clock' has no such input; it has none"
+        assert not stage.server.seen
+        assert (await stage.infer("clock")).status == 200
+
+
+@pytest.mark.rule("11.7")
 async def test_outputs_that_the_model_does_not_have_are_refused() -> None:
     async with before(Legacy()) as stage:
         words = error_of(await stage.infer("iris", numbers("x", X, "FP32"), outputs=[{"name": "nope"}]), 400)

@@ -105,11 +105,10 @@ def check_known(
     Servers of other dialects convert numbers of another datatype, and some drop an input that they do not know, without
     a word in their answers. *model* is the name that the client knows.
     """
-    known = description.inputs
     for tensor in inputs:
         described = description.input_called(tensor.name)
-        if described is None and known:
-            names = listed(sorted(known))
+        if described is None and (description.inputs or description.template is not None):
+            names = listed(sorted(description.inputs))
             raise CodecError(f"{label_of('input', tensor.name)}: model {model!r} has no such input; it has {names}")
         datatype = described.datatype if described is not None else None
         if datatype is not None and datatype.name != tensor.datatype.name:

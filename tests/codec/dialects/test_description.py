@@ -8,16 +8,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from gateway.codec.dialects.body import Body
 from gateway.codec.dialects.description import (
     MAX_NAMED,
     UNKNOWN,
     ModelDescription,
+    Template,
     TensorDescription,
     check_known,
     missing_datatype,
     v2_metadata,
 )
-from gateway.codec.inference import OutputSelection
+from gateway.codec.dialects.paths import AnswerForm, tree_of
+from gateway.codec.inference import OutputSelection, Tensor
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.config import parse
 from gateway.errors import CodecError
@@ -199,6 +202,18 @@ def test_an_output_that_the_model_does_not_have_is_named_with_those_that_it_has(
     assert words(UNKNOWN, selection) == "output 'a' was requested, but the model has none"
     many = outputs({f"y{index}": TensorDescription() for index in range(MAX_NAMED + 5)})
     assert words(many, selection).count("'y") == MAX_NAMED
+
+
+@pytest.mark.parametrize("inputs", [{}, {"x": TensorDescription(FP32)}])
+def test_an_input_that_a_template_does_not_name_is_refused(inputs: dict[str, TensorDescription]) -> None:
+    tensor = Tensor("y", FP32, (1,), memoryview(bytes(4)))
+    template = Template("/p", Body({name: f"${name}" for name in inputs}, {"x": (None, None)}), AnswerForm(tree_of({})))
+    described = ModelDescription(inputs, template=template)
+    known = "'x'" if inputs else "none"
+    with pytest.raises(CodecError, match=f"^input 'y': model 'm' has no such input; it has {known}$"):
+        check_known(described, [tensor], EVERYTHING, model="m")
+    check_known(described, (), EVERYTHING, model="m")
+    check_known(structs.replace(UNKNOWN, inputs=inputs), [structs.replace(tensor, name="x")], EVERYTHING, model="m")
 
 
 def test_v2_metadata_has_what_clients_look_for() -> None:
