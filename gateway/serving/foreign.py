@@ -47,8 +47,8 @@ class Foreign:
         self.call = call
         self.dialect = dialect
         self.path = path = call.match.v2_path
-        """The path for the backend in V2, taken apart."""
-        self.model, self.version = path.model or "", path.version
+        self.model, self.name, self.version = path.model or "", call.match.model or "", path.version
+        """The model as the backend knows it and as the client does."""
         self._configured = call.backend.described(self.model)
         call.words_in = partial(dialect.error_words, description=self._configured)
         self.paths = dialect.paths(self.model, self.version, self._configured)
@@ -68,10 +68,11 @@ class Foreign:
         """Why the model has no path for this version."""
         if self.dialect.is_configured and self._configured.template is None:
             name, known = self.call.backend.name, listed(self.call.backend.models)
-            return f"model {self.model!r} is not configured: `backends.{name}.models` has {known}"
+            return f"model {self.name!r} is not configured: `backends.{name}.models` has {known}"
         if self.version is None:
-            return f"model {self.model!r} is asked for with a version: /v2/models/{self.model}/versions/VERSION"
-        return f"model {self.model!r} has no versions: leave the version out"
+            asked = self.call.request.path.partition("?")[0].rstrip("/").removesuffix(self.path.asked)
+            return f"model {self.name!r} is asked for with a version: {asked}/versions/VERSION"
+        return f"model {self.name!r} has no versions: leave the version out"
 
     def path_of(self, path: str) -> str:
         """The dialect's *path* behind what the route keeps. Raises `GatewayError` if clients may not use it."""
@@ -118,13 +119,12 @@ class Foreign:
 
         The model may lack an input or output, the server may change values, or the answer could not be labelled.
         """
-        request, selection, call, dialect = self._request, self._request.selection, self.call, self.dialect
-        backend = call.backend.name
-        check_known(described, request.inputs, selection, model=call.match.model or "")
-        missing = missing_datatype(described, selection, dialect=dialect.name, backend=backend, model=self.model)
+        request, selection, backend = self._request, self._request.selection, self.call.backend.name
+        check_known(described, request.inputs, selection, model=self.name)
+        missing = missing_datatype(described, selection, dialect=self.dialect.name, backend=backend, model=self.model)
         if missing is not None:
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
-        return dialect.write(request, described)
+        return self.dialect.write(request, described)
 
     # The answer
 
@@ -152,7 +152,7 @@ class Foreign:
         call, described = self.call, self._described
         form, limits = self.dialect.answer_form(described), call.plan.header_limits
         walk = Walk(form, described, self._request.selection, limits=limits)
-        return DialectAnswer(walk, model=call.match.model or "", request_id=self._request.id, version=self.version)
+        return DialectAnswer(walk, model=self.name, request_id=self._request.id, version=self.version)
 
     # What the server says beside inferences
 
@@ -174,7 +174,7 @@ class Foreign:
     def _usable(self, described: ModelDescription) -> ModelDescription:
         """*described* itself. Raises `GatewayError` if it could not be read and the configuration names no outputs."""
         if described.fault and not self._configured.outputs:
-            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"model {self.model!r}: {described.fault}", sent=False)
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"model {self.name!r}: {described.fault}", sent=False)
         return described
 
     def _is_old(self, described: ModelDescription) -> bool:

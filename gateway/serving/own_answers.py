@@ -51,7 +51,7 @@ async def answer(foreign: Foreign) -> None:
     elif path.model is not None and asked == "/ready":
         if not await foreign.is_ready():
             # 4xx is the protocol's way of saying no
-            raise _refused(f"model {foreign.call.match.model!r} is not ready", 400)
+            raise _refused(f"model {foreign.name!r} is not ready", 400)
         text = _ready(foreign.call)
     else:
         raise _refused(
@@ -85,10 +85,10 @@ async def _model(foreign: Foreign) -> bytes:
         await foreign.is_ready()  # a pattern of the configuration may match models that do not exist
     if not (described.inputs or described.outputs):
         raise _refused(
-            f"nothing is known of model {foreign.model!r}: its server does not describe it, and neither does "
+            f"nothing is known of model {foreign.name!r}: its server does not describe it, and neither does "
             f"`backends.{foreign.call.backend.name}.models` of the gateway's configuration"
         )
-    return v2_metadata(foreign.call.match.model or "", described)
+    return v2_metadata(foreign.name, described)
 
 
 def _refused(words: str, status: int = 404) -> GatewayError:

@@ -851,6 +851,24 @@ async def test_health_and_metadata_of_tensorflow_serving() -> None:
         assert (head.status, head.body) == (200, b"")
 
 
+@pytest.mark.rule("8.2")
+async def test_words_about_what_is_known_of_a_renamed_model_have_the_clients_name() -> None:
+    routes = "routes: [{name: r, rename: {pub: m}, backend: main}]\n"
+
+    async def words(server: Scripted, settings: str, status: int, method: str, path: str) -> str:
+        async with counting(server.behave) as backend, running(backend.url, routes, settings) as client:
+            body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}
+            return error_of(await client.request(method, path, json=body if method == "POST" else None), status)
+
+    server = Scripted(paths={"/ping": ("200 OK", b"")})
+    said = await words(server, MLFLOW, 404, "GET", "/v2/models/pub")
+    assert said.startswith("nothing is known of model 'pub': its server")
+    other = TENSORFLOW + "models: {m: {signature: other}}\n"
+    for method, path in (("GET", "/v2/models/pub"), ("POST", "/v2/models/pub/infer")):
+        said = await words(tensorflow(y="DT_FLOAT"), other, 502, method, path)
+        assert said.startswith("model 'pub': it has no signature 'other'")
+
+
 async def test_a_model_that_is_loading_is_not_ready() -> None:
     server = tensorflow()
     status = b'{"model_version_status": [{"version": "7", "state": "LOADING"}]}'

@@ -237,6 +237,30 @@ async def test_versions_are_those_of_the_path() -> None:
         assert words == "model 'iris' has no versions: leave the version out"
 
 
+@pytest.mark.rule("8.2")
+async def test_words_about_a_renamed_model_have_the_clients_name_and_path() -> None:
+    settings = {"dialect": "template", "models": {"iris": IRIS, "v": VERSIONED}}
+    rename = "rename: {pub: v, plain: iris, 'a b': v, lost: nowhere}, backend: main"
+    routes = (
+        f"routes:\n  - {{name: stripped, path_prefix: /prod, strip_prefix: true, {rename}}}\n"
+        f"  - {{name: kept, path_prefix: /test, {rename}}}\n  - {{name: all, {rename}}}\n"
+    )
+    server = Legacy()
+    async with counting(server.behave) as backend, running(backend.url, routes, yaml.safe_dump(settings)) as client:
+        for prefix in ("", "/prod", "/test"):
+            for asked in ("", "/", "/ready", "/infer?a=/infer"):
+                method = "POST" if "infer" in asked else "GET"
+                for name, quoted in (("pub", "pub"), ("a b", "a%20b")):
+                    path = f"{prefix}/v2/models/{quoted}"
+                    words = error_of(await client.request(method, path + asked), 404)
+                    assert words == f"model {name!r} is asked for with a version: {path}/versions/VERSION"
+                words = error_of(await client.request(method, f"{prefix}/v2/models/plain/versions/2{asked}"), 404)
+                assert words == "model 'plain' has no versions: leave the version out"
+                words = error_of(await client.request(method, f"{prefix}/v2/models/lost{asked}"), 404)
+                assert words == "model 'lost' is not configured: `backends.main.models` has 'iris', 'v'"
+        assert not server.seen
+
+
 async def test_the_clients_query_goes_behind_that_of_the_template() -> None:
     models = {"iris": {**IRIS, "request": {"path": "/predict?key=1", "body": "$x"}}}
     async with before(Legacy(), models) as stage:
