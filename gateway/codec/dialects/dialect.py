@@ -80,14 +80,15 @@ class Dialect:
     def string_form(self, request: DialectRequest, description: ModelDescription, tensor: Tensor) -> StringForm:
         """How the elements of *tensor*, which is BYTES, become strings. Raises `CodecError` if they cannot."""
         name, described = tensor.name, description.input_called(tensor.name)
-        encoding = described.encoding if described is not None else ""
-        if not encoding:
+        encoding = said = described.encoding if described is not None else ""
+        if not said:
             is_base64 = request.policy.bytes is BytesPolicy.BASE64 and request.in_json.get(name) is not False
             encoding = "base64" if is_base64 or (self.b64_objects and name.endswith(OCTETS_SUFFIX)) else "text"
         if self.b64_objects:
             return StringForm.B64_OBJECT if encoding == "base64" or name in request.octets else StringForm.TEXT
         if encoding == "text" and name in request.octets:
-            raise request.octets[name]
+            key = "`encoding: base64` for this input in `models`" if said else "`bytes: base64` for this backend"
+            raise CodecError(f"{request.octets[name]}, and JSON has only text; set {key} if it reads base64")
         return StringForm.BASE64 if encoding == "base64" else StringForm.TEXT
 
     def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:

@@ -50,7 +50,7 @@ class DialectRequest(msgspec.Struct, frozen=True):
     in_json: Mapping[str, bool]
     """Whether the strings of an input are in base64, for each input whose values came as JSON."""
     octets: Mapping[str, CodecError]
-    """The BYTES inputs that are not all text, each with the error that names the element."""
+    """The BYTES inputs that are not all text, each with the error that names the element, and no way out."""
     policy: TensorPolicy
 
     @staticmethod
@@ -89,8 +89,7 @@ class DialectRequest(msgspec.Struct, frozen=True):
                 yield from _check_strings(tensor, octets)
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
                 yield
-        own = restore_members(request.get("parameters") or {})
-        recovered = text.is_recovered
+        own, recovered = restore_members(request.get("parameters") or {}), text.is_recovered
         return DialectRequest(inputs, selection, id_of(request), own, recovered, nonfinite, in_json, octets, policy)
 
     @property
@@ -123,7 +122,7 @@ def _check_strings(tensor: Tensor, octets: dict[str, CodecError]) -> Generator[N
     n_elements = element_count(tensor.shape)
     try:
         if few_texts(tensor.blob, n_elements) is None:
-            yield from check_elements(tensor.blob, n_elements, tensor, utf8=True)
+            yield from check_elements(tensor.blob, n_elements, tensor, utf8=True, hint="")
     except CodecError as error:
         yield from check_elements(tensor.blob, n_elements, tensor, utf8=False)
         octets[tensor.name] = error

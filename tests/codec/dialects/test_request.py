@@ -23,6 +23,7 @@ from gateway.codec.tensors.nested_printing import FEW_DIMENSIONS, FEW_ELEMENTS
 from gateway.codec.v2.raw import read_raw
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.dialects.driving import (
+    MLFLOW,
     WRITERS,
     Writer,
     json_or_error,
@@ -196,6 +197,24 @@ def test_octets_are_refused_by_element_for_mlflow_unless_the_policy_is_base64(wr
         writer(request_of(header, blob))
     body = body_of(request_of(header, blob, TensorPolicy(bytes=BytesPolicy.BASE64)), mlflow_instances())
     assert body == {"instances": ["YWJj", "/wA="]}
+
+
+@pytest.mark.parametrize("policy", BytesPolicy)
+def test_the_way_out_for_octets_is_the_key_that_forbids_them(policy: BytesPolicy) -> None:
+    blob = blob_of([b"\xff"])
+    request = request_of(header_of(entry("s", "BYTES", [1], len(blob))), blob, TensorPolicy(bytes=policy))
+    fault = "input 's' (BYTES, shape [1]): element 0 is not UTF-8 at byte 0, and JSON has only text; set "
+
+    def answer_of(encoding: str) -> bytes | str:
+        tensor = TensorDescription(DATATYPES["BYTES"], encoding=encoding)
+        return json_or_error(request, lambda request: MLFLOW.write(request, ModelDescription({"s": tensor})))
+
+    assert answer_of("text") == f"{fault}`encoding: base64` for this input in `models` if it reads base64"
+    is_sent = policy is BytesPolicy.BASE64
+    assert answer_of("") == (
+        b'{"inputs":{"s":["/w=="]}}' if is_sent else f"{fault}`bytes: base64` for this backend if it reads base64"
+    )
+    assert answer_of("base64") == b'{"inputs":{"s":["/w=="]}}'
 
 
 def test_policy_base64_says_octets_of_every_binary_input() -> None:
