@@ -469,6 +469,17 @@ def test_numbers_that_simdjson_reads_slowly_are_read_exactly_in_shorter_steps(fo
     assert max(taken) <= max(most_bytes, 2 * TIED_PIECE_BYTES)
 
 
+@pytest.mark.parametrize("words", [["1e0", "null"], ["1"] * 50 + ["null"], ["16777217.0e0", "NaN"]])
+@pytest.mark.parametrize("rank", [2, 30])
+def test_values_for_the_tolerant_path_among_numbers_in_lists_of_their_own(words: list[str], rank: int) -> None:
+    """A piece that is too long for its lists is read in shorter ones, on either path."""
+    texts = words * (1500 // len(words))
+    between = "]" * (rank - 1) + "," + "[" * (rank - 1)
+    answer = one_output(f"{'[' * rank}{between.join(texts)}{']' * rank}", "FP32", str([len(texts), *[1] * (rank - 1)]))
+    expected = np.array([np.nan if text in ("null", "NaN") else float(text) for text in texts], "<f4")
+    assert only_blob(answer, 65536) == expected.tobytes()
+
+
 @pytest.mark.parametrize("rank", [9, 31, 63])
 @pytest.mark.parametrize("is_shape_known", [True, False])
 def test_steps_with_many_lists_around_each_number_read_less_text(
