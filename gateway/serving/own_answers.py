@@ -5,6 +5,7 @@ model that no route leads to a backend, such as `/v2`, the gateway answers for a
 clients that first ask whether a server is there find one server, whatever backends are behind it.
 """
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -167,19 +168,18 @@ async def _index(call: Call) -> bytes:
     if len(body) > MAX_ASKED_BYTES:
         words = f"more than {MAX_ASKED_BYTES} bytes ask for the index of models"
         raise GatewayError(ErrorKind.MALFORMED_REQUEST, words)
-    joined: list[Any] | None = None
-    for upstream in call.serving.upstreams.values():
-        listed = await _listed(call, upstream, bytes(body))
-        if listed is not None:
-            joined = [*(joined or []), *listed]
-    if joined is None:
+    usable = [each for each in call.serving.upstreams.values() if each.is_usable]
+    async with asyncio.TaskGroup() as group:
+        asking = [group.create_task(_listed(call, each, bytes(body))) for each in usable]
+    lists = [listed for each in asking if (listed := each.result()) is not None]
+    if not lists:
         raise _refused("no backend lists its models")
-    return msgspec.json.encode(joined)
+    return msgspec.json.encode([model for listed in lists for model in listed])
 
 
 async def _listed(call: Call, upstream: Upstream, body: bytes) -> list[Any] | None:
     """One backend's models under the clients' names; None if the backend has no index, or cannot be asked."""
-    call.upstream, call.backend = upstream, upstream.plan
+    call.backend = upstream.plan  # that of the backend asked next as soon as this awaits
 
     async def read(answer: Answer) -> Any:
         text = await answer.read_whole(MAX_BYTES, "the index of models")
@@ -188,9 +188,9 @@ async def _listed(call: Call, upstream: Upstream, body: bytes) -> list[Any] | No
     fields = [*call.backend.headers.metadata(call.request), JSON]
     asked = call.asked(fields, Body(whole=body or b"{}"), INDEX, is_metadata=True, is_read_whole=True)
     try:
-        call.plan.check_path(INDEX, call.backend)
-        models = await upstream.call(asked, call.exchange.attempts, read, total_at=call.begin_total())
-    except (GatewayError, msgspec.DecodeError):
+        call.plan.check_path(INDEX, upstream.plan)
+        models = await upstream.call(asked, call.exchange.attempts, read)
+    except (GatewayError, msgspec.DecodeError, RecursionError):
         return None
     names = call.plan.router.names_for_clients(upstream.name)
     return [_renamed(model, names) for model in models] if isinstance(models, list) else None

@@ -65,7 +65,7 @@ async def test_clients_find_one_server_whatever_is_behind_it(server: JsonServer)
             await application.stop()
 
 
-@pytest.mark.parametrize("text", [b"[", b'{"name": 5}'])
+@pytest.mark.parametrize("text", [b"[", b'{"name": 5}', b"[" * 100_000])
 async def test_lists_that_are_none_are_left_out(server: JsonServer, text: bytes) -> None:
     async def broken(seen: Seen) -> bool:
         await seen.answer(text)
@@ -91,6 +91,34 @@ async def test_a_backend_that_cannot_be_asked_is_left_out(server: JsonServer, un
             await asyncio.to_thread(ask, application, "get_model_repository_index")
     finally:
         await application.stop()
+
+
+SILENT = "  silent: {{endpoints: ['{url}'], timeouts: {{first_byte: 200ms, total: 200ms}}{health}}}\n"
+
+
+async def never(_: Seen) -> bool:
+    """A server that reads requests and answers none."""
+    await asyncio.Event().wait()
+    return True
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["unknown", "known to be down"])
+async def test_a_backend_that_does_not_answer_takes_no_other_backends_list_away(is_known: bool) -> None:
+    """It stands first in the file: its `timeouts.total` is its own. Known to be down, it is not asked at all."""
+    health = ", health: {interval: 50ms, timeout: 50ms, unhealthy_after: 1}" if is_known else ""
+    async with counting(never) as silent, counting(with_an_index) as one, counting(with_an_index) as other:
+        text = CONFIGURATION.format(one=one.url, other=other.url)
+        first = f"backends:\n{SILENT.format(url=silent.url, health=health)}"
+        application = await Application.start(parse(text.replace("backends:\n", first)))
+        try:
+            async with asyncio.timeout(10):
+                while is_known and application.gateway.serving.upstreams["silent"].is_usable:
+                    await asyncio.sleep(0.01)
+            index = await asyncio.to_thread(ask, application, "get_model_repository_index")
+            assert [model["name"] for model in index] == ["own", "theirs"]
+        finally:
+            await application.stop()
+        assert any(seen.target == "/v2/repository/index" for seen in silent.seen) is not is_known
 
 
 async def test_not_ready_while_a_backend_is_down(server: JsonServer, unused_tcp_port: int) -> None:
