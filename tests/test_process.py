@@ -185,6 +185,54 @@ def test_each_worker_has_descriptors_of_its_own(caplog: pytest.LogCaptureFixture
     assert "2048 client connections of each process do not fit into 300 file descriptors, " in message
 
 
+@pytest.mark.parametrize(
+    ("available", "limits", "backends", "connections", "to_each"),
+    [
+        (10_000, "", 1, 4096, [None]),
+        (4096 + 528 + 96, "", 1, 4096, [None]),
+        (1024, "", 1, 464, [464]),
+        (1024, "", 2, 309, [309, 309]),
+        (256, "", 1, 80, [80]),
+        (1024, "connections: 300", 1, 300, [None]),
+        (1024, "connections: 10", 2, 10, [459, 459]),  # ten clients of gRPC may ask for everything
+        (1024, "connections: 10, concurrent_requests: 400", 2, 10, [None, None]),
+        (100, "", 1, 16, [1]),
+    ],
+)
+def test_where_grpc_is_on_a_few_clients_may_need_all_connections_to_the_backends(
+    available: int,
+    limits: str,
+    backends: int,
+    connections: int,
+    to_each: list[int | None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(descriptors, "_raise_soft_limit", lambda: available)
+    several = "".join(f"  b{number}: {{endpoints: ['http://x:1']}}\n" for number in range(backends))
+    routes = "routes: [{name: r, split: {b0: 1, b1: 1}}]\n" if backends > 1 else ""
+    config = parse(f"grpc: 127.0.0.1:8001\nlimits: {{{limits}}}\nbackends:\n{several}{routes}")
+    fitted = fit(config)
+    assert fitted.limits.connections == connections
+    assert [each.max_connections for each in fitted.backends.values()] == to_each
+    assert descriptors_needed(fitted, connections) <= max(available, 16 + 1 + 96)
+    assert fit(config, fitted) == fitted  # a reload
+    if to_each[0] is None and connections == config.limits.connections:
+        assert caplog.messages == []
+        return
+    (message,) = caplog.messages
+    words = f"; lowered to {connections}, and max_connections of each backend to {to_each[0]}, since a client of gRPC"
+    assert words in message
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_each_worker_has_its_share_of_the_connections_to_backends_that_fit_with_grpc() -> None:
+    backends = "backends: {a: {endpoints: ['http://x:1'], max_connections: 30}, b: {endpoints: ['http://x:1']}}\n"
+    config = parse(f"grpc: 127.0.0.1:8001\nworkers: 2\n{backends}routes: [{{name: r, split: {{a: 1, b: 1}}}}]\n")
+    share = fit(config).share()
+    assert (share.limits.connections, share.max_connections("a"), share.max_connections("b")) == (68, 15, 68)
+
+
 def test_the_soft_limit_is_raised_in_a_real_process() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))

@@ -14,8 +14,7 @@ import msgspec
 from gateway.config import Config
 
 KEPT_DESCRIPTORS = 96
-"""Kept for 64 connections to the admin listener, and for standard streams, listeners, the event loop, name lookups and
-files."""
+"""Kept for 64 connections to the admin listener, standard streams, listeners, event loop, name lookups and files."""
 
 MIN_CONNECTIONS = 16
 """The fewest client connections that `limits.connections` is lowered to."""
@@ -24,34 +23,41 @@ log = logging.getLogger("gateway")
 
 
 def fit(config: Config, running: Config | None = None) -> Config:
-    """Raise the soft limit of descriptors to the hard one; returns *config* with as many client connections as fit.
+    """Raise the soft limit of descriptors to the hard one; returns *config* with as many connections as fit.
 
-    With several workers each has its own descriptors and its share of the connections. Warns if it lowers
-    `limits.connections`, unless *running*, which a reload replaces, was lowered to the same.
+    With several workers each has its own descriptors and its share. Warns if it lowers `limits.connections`, and for
+    gRPC `max_connections`, unless *running*, which a reload replaces, was lowered to as many client connections.
     """
     descriptors = _raise_soft_limit()
-    share = config.share()
+    share, backends = config.share(), config.backends
     wanted, connections = share.limits.connections, connections_that_fit(share, descriptors)
-    if connections >= wanted:
+    lowered = f"lowered to {connections}"
+    if config.grpc is not None and descriptors_needed(share, connections) > descriptors:
+        to_each = max((descriptors - descriptors_needed(share, 0) - connections) // len(backends), 1)
+        most = {name: min(share.max_connections(name), to_each) * config.workers for name in backends}
+        backends = {name: msgspec.structs.replace(backends[name], max_connections=n) for name, n in most.items()}
+        lowered += f", and max_connections of each backend to {to_each}, since a client of gRPC may need many"
+    elif connections >= wanted:
         return config
     limits = msgspec.structs.replace(config.limits, connections=connections * config.workers)
     if running is None or running.limits.connections != limits.connections:
         log.warning(
             "limits.connections: %d client connections of each process do not fit into %d file descriptors, of which "
-            "backends, probes, the admin listener and files need some; lowered to %d. Raise the hard limit to %d "
+            "backends, probes, the admin listener and files need some; %s. Raise the hard limit to %d "
             "(ulimit -Hn, LimitNOFILE=, --ulimit nofile=), or set limits.connections",
-            *(wanted, descriptors, connections, descriptors_needed(share, wanted)),
+            *(wanted, descriptors, lowered, descriptors_needed(share, wanted)),
         )
-    return msgspec.structs.replace(config, limits=limits)
+    return msgspec.structs.replace(config, limits=limits, backends=backends)
 
 
 def descriptors_needed(config: Config, connections: int) -> int:
     """How many descriptors one process needs at most with so many client *connections*.
 
-    A client connection carries one request at a time, so it occupies at most one connection to each backend. A health
-    probe has a connection of its own; probes of one endpoint never overlap.
+    A client connection carries one request at a time, so it occupies at most one connection to each backend; with gRPC
+    a few may occupy all. A health probe has a connection of its own; probes of one endpoint never overlap.
     """
-    to_backends = sum(min(connections, config.max_connections(name)) for name in config.backends)
+    at_once = sys.maxsize if connections and config.grpc is not None else connections
+    to_backends = sum(min(at_once, config.max_connections(name)) for name in config.backends)
     to_probed = sum(len(backend.endpoints) for backend in config.backends.values() if backend.health is not None)
     return connections + to_backends + to_probed + KEPT_DESCRIPTORS
 
