@@ -115,13 +115,17 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
         ),
         (
             "workers: 10\nlimits: {in_flight_bytes: 2GiB}\n" + MINIMAL,
-            "limits.in_flight_bytes: expected at least 2560MiB: `limits.request_body` for each of the `workers`; or",
+            "limits.in_flight_bytes: expected `limits.request_body` for each of the `workers`, at least 2560MiB; or",
+        ),
+        (
+            "workers: 4\nlimits: {request_body: 2GiB, in_flight_bytes: 7GiB}\n" + MINIMAL,
+            "expected `limits.request_body` for each of the `workers`, at least 8GiB; or leave this key out",
         ),
         ("logging: {sample: -0.1}\n" + MINIMAL, "logging.sample: expected a share from 0 to 1"),
         ("logging: {sampel: 1}\n" + MINIMAL, "logging.sampel: unknown key, did you mean `sample`?"),
         (
             "limits: {in_flight_bytes: 1MiB}\n" + MINIMAL,
-            "limits.in_flight_bytes: expected at least 256MiB: `limits.request_body` for each",
+            "limits.in_flight_bytes: expected `limits.request_body` for each of the `workers`, at least 256MiB; or",
         ),
         (
             "limits: {request_body: 3GiB}\n" + MINIMAL,
@@ -562,6 +566,19 @@ def test_a_backend_that_is_the_gateway_itself_is_refused(listen: str, endpoint: 
     with pytest.raises(
         ConfigError, match=r"backends.a.endpoints\[1\]: this is the gateway's own listener, `listen`, an endless"
     ):
+        parse(text)
+
+
+def test_in_flight_bytes_may_be_left_out_up_to_its_default_only() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("workers: 4\nlimits: {request_body: 3GiB, in_flight_bytes: 11GiB}\n" + MINIMAL)
+    words = "limits.in_flight_bytes: expected `limits.request_body` for each of the `workers`, at least 12GiB"
+    assert str(caught.value) == words
+
+
+def test_a_backend_that_is_the_gateways_own_port_for_grpc_is_refused() -> None:
+    text = "grpc: 127.0.0.1:8001\nbackends: {a: {endpoints: ['http://localhost:8001']}}\n"
+    with pytest.raises(ConfigError, match=r"endpoints\[0\]: this is the gateway's own `grpc`, where HTTP/1.1 is not"):
         parse(text)
 
 

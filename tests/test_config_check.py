@@ -246,6 +246,12 @@ def test_a_sound_file_has_no_warnings() -> None:
         (one_backend("headers: {set: {X-Key: $KEY}}"), "a value from the environment is written ${NAME}, with braces"),
         ("access: {deny: [/v2/repository]}\n" + MINIMAL, "access.deny[0]: closes only this very path: those below it"),
         ("access: {deny: ['/a*', /v2/models/]}\n" + MINIMAL, "access.deny[1]: closes only this very path"),
+        ("access: {deny: [/v2/repository, /v2/repository/index]}\n" + MINIMAL, "access.deny[0]: closes only this very"),
+        (
+            f"grpc: 127.0.0.1:8001\n{MINIMAL}routes: [{{name: r, path_prefix: /prod, backend: a}}]",
+            "routes[0].path_prefix: matches over HTTP only: the paths of `grpc` begin with /v2",
+        ),
+        (f"grpc: 127.0.0.1:8001\n{MINIMAL}routes: [{{name: r, path_prefix: /v2x, backend: a}}]", "over HTTP only"),
         (
             f"{MINIMAL}routes: [{{name: r, models: [a, 'b*'], rename: {{b1: x, c: y}}, backend: a}}]",
             "routes[0].rename.c: no request is renamed: the route's `models` do not match this name",
@@ -275,6 +281,13 @@ def test_what_is_hardly_meant_is_warned_of(text: str, expected: str) -> None:
         one_backend("binary: always, batch: {max_size: 1}"),
         one_backend("headers: {set: {X-Price: 5$ or $$, X-Key: '$${KEY}', X-Hash: '$2b$12$abc'}}"),
         "access: {deny: ['/v2/repository/*', '*/', /v2/repository/index]}\n" + MINIMAL,
+        "access: {deny: [/v2/repository, '/v2/repository/*']}\n" + MINIMAL,
+        "access: {deny: [/v2/repository, /v2/models/, '/v2/*']}\n" + MINIMAL,
+        f"{MINIMAL}routes: [{{name: r, path_prefix: /prod, backend: a}}]",
+        *(
+            f"grpc: 127.0.0.1:8001\n{MINIMAL}routes: [{{name: r, path_prefix: {prefix}, backend: a}}]"
+            for prefix in ("/", "/v2", "/v2/", "/v2/models/m")
+        ),
         f"{MINIMAL}routes: [{{name: r, rename: {{c: y}}, backend: a}}]",
     ],
 )

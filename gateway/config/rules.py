@@ -285,8 +285,9 @@ ERRORS = (
     Rule(Config, "backends backends.*.endpoints", lambda at: not at.value, "expected at least one"),
     Rule(Config, "backends", lambda at: "" in at.value, "expected a name for each of them"),
     Rule(Config, "limits.in_flight_bytes",
-         lambda at: at.value < (least := at.part.workers * at.part.limits.request_body) and Size(least),
-         "expected at least {found}: `limits.request_body` for each of the `workers`; or leave this key out"),
+         lambda at: at.value < (least := at.part.workers * at.part.limits.request_body)
+         and f"{Size(least)}{'; or leave this key out' if at.part.limits.request_body <= 2 * 1024**3 else ''}",
+         "expected `limits.request_body` for each of the `workers`, at least {found}"),
     Rule(Config, "limits.request_body", lambda at: not at.part.limits.in_flight_bytes and at.value > 2 * 1024**3,
          "expected at most 2GiB, or `limits.in_flight_bytes`, which has to be as large for each of the `workers`"),
     Rule(Config, "admin", lambda at: at.value.is_unix, "expected host:port; `unix:` is for `listen` only"),
@@ -310,6 +311,8 @@ ERRORS = (
          "expected together with `rate`, of which it is a part"),
     Rule(Config, "backends.*.endpoints.*", lambda at: at.part.listen.is_reached_by(at.value),
          f"this is the gateway's own listener, `listen`, an endless loop: {_OWN}"),
+    Rule(Config, "backends.*.endpoints.*", lambda at: at.part.grpc and at.part.grpc.is_reached_by(at.value),
+         f"this is the gateway's own `grpc`, where HTTP/1.1 is not spoken: {_OWN}"),
     Rule(Config, "routes.*.backend", lambda at: _no_backend(at.value, at.part), _NO_BACKEND),
     Rule(Config, "routes.*.split.*", lambda at: _no_backend(at.name, at.part), _NO_BACKEND),
     Rule(Config, "backends.*", lambda at: not at.part.routes and at.name == "none", _NONE_IS_RESERVED),
@@ -330,7 +333,8 @@ WARNINGS = (
          "no effect, because `binary` is always: requests pass as they come, each alone"),
     Rule(Headers, "set.*", lambda at: re.fullmatch(r"(.* )?\$[A-Za-z_]\w*", at.value, re.ASCII),
          "sent as it stands here: a value from the environment is written ${{NAME}}, with braces"),
-    Rule(Access, "deny.*", lambda at: at.value.endswith(("/v2/repository", "/")) and "*" not in at.value,
+    Rule(Access, "deny.*", lambda at: at.value.endswith(("/v2/repository", "/")) and not any(
+            "*" in each and fnmatch.fnmatchcase(f"{at.value.rstrip('/')}/", each) for each in at.part.deny),
          "closes only this very path: those below it need a * at the end, as in /v2/repository/*"),
     Rule(Route, "rename.*", lambda at: not any(fnmatch.fnmatchcase(at.name, m) for m in at.part.models or ["*"]),
          "no request is renamed: the route's `models` do not match this name"),
@@ -349,6 +353,8 @@ WARNINGS = (
     Rule(Config, "backends.*",
          lambda at: at.part.routes and not any(at.name in route.backends for route in at.part.routes),
          "unused: no route leads to it, see `routes`"),
+    Rule(Config, "routes.*.path_prefix", lambda at: at.part.grpc and not re.match("/(v2(/|$)|$)", at.value),
+         "matches over HTTP only: the paths of `grpc` begin with /v2"),
     Rule(Config, "routes", _never_matching, "never matches: `routes[{found}]` before it takes all its requests"),
 )
 """What is shown for keys that stand in the file."""
