@@ -163,7 +163,7 @@ class Names:
             self._replace()
         shown = first_of(name.addresses, SHOWN_ADDRESSES)
         if name.error and not had_failed:
-            result = f"its last known addresses stay in use: {shown}" if shown else "requests to it get 503 until then"
+            result = f"its last addresses stay in use: {shown}" if shown else "requests to it get 503 until it resolves"
             log.warning("backend %r: %s; %s", self._backend, name.error, result)
         elif not name.error and (had_failed or (is_change and (before or _are_endpoints(name.addresses)))):
             was = f" (before: {first_of(before, SHOWN_ADDRESSES)})" if is_change and before else ""

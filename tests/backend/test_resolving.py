@@ -361,7 +361,7 @@ async def test_a_name_that_cannot_be_resolved_is_503_with_the_resolvers_words_an
     await upstream.close()
     assert lines(caplog) == [
         "backend 'main': the host name 'models.example' cannot be resolved: Temporary failure in name resolution; "
-        "requests to it get 503 until then",
+        "requests to it get 503 until it resolves",
         "backend 'main': the host name 'models.example' resolves to 10.0.0.1, 10.0.0.2",
     ]
 
@@ -470,7 +470,7 @@ async def test_a_name_that_cannot_be_resolved_any_more_keeps_what_was_known(
     await names.close()
     assert lines(caplog)[1:] == [
         "backend 'main': the host name 'models.example' cannot be resolved: Temporary failure in name resolution; "
-        "its last known addresses stay in use: 10.0.0.1, 10.0.0.2",
+        "its last addresses stay in use: 10.0.0.1, 10.0.0.2",
         "backend 'main': the host name 'models.example' resolves to 10.0.0.1, 10.0.0.2",
     ]
 
