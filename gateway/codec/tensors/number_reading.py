@@ -25,14 +25,7 @@ from gateway.codec.json.pieces import SPACE, check_cut
 from gateway.codec.json.prover import Prover
 from gateway.codec.tensors.datatypes import FLOAT, Array, Datatype, element_count
 from gateway.codec.tensors.nesting import Layout, blanks_before_array, completed, n_opened, short_lists
-from gateway.codec.tensors.number_parsing import (
-    LongTextError,
-    load_tolerantly,
-    most_bytes,
-    parse,
-    rounded,
-    values_of,
-)
+from gateway.codec.tensors.number_parsing import LongTextError, load_tolerantly, most_bytes, parse, rounded, values_of
 from gateway.errors import CodecError
 
 TOLERANT_PIECE_BYTES = 4 * 1024

@@ -14,14 +14,7 @@ from msgspec import Meta, Raw
 
 from gateway.codec.inference import HeaderLimits, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
-from gateway.codec.json.members import (
-    OBJECT,
-    decoded,
-    excerpt,
-    protect_literals,
-    restore_literals,
-    restore_members,
-)
+from gateway.codec.json.members import OBJECT, decoded, excerpt, protect_literals, restore_literals, restore_members
 from gateway.codec.json.pieces import ARRAY, SPACE
 from gateway.codec.json.pieces import OBJECT as BRACE
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
