@@ -21,11 +21,12 @@ NOT_SPACE = re.compile(rb"[^ \t\r\n]")
 MAX_TEXT_DEPTH = 512
 """The most brackets that may be open at once in a value that crosses as text."""
 
-STEP_TOKENS = 1600
+FIRST_TOKENS = 25
+STEP_TOKENS = 64 * FIRST_TOKENS
 """How many strings and brackets one step looks at: it bounds a step over text that has hardly anything else.
 
 More than a value without a comma can have, which is three for each of `MAX_TEXT_DEPTH`: a step that finds a comma can
-go on from it.
+go on from it. It begins with few, and goes on with as many again: most values have few, and others stand behind them.
 """
 
 QUOTE, OBJECT, ARRAY = b'"{['

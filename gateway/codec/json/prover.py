@@ -29,6 +29,7 @@ from typing import ClassVar
 from gateway.codec.json.members import check_json
 from gateway.codec.json.pieces import (
     ARRAY,
+    FIRST_TOKENS,
     NOT_SPACE,
     OBJECT,
     PIECE_BYTES,
@@ -104,13 +105,16 @@ class Prover:
                 return self._finish(window, scalar_end(window, 0))
         may_go_on = len(window) >= self._looked_at_bytes
         text = self._before + window
-        tokens = list(islice(STRING_OR_BRACKET.finditer(text), STEP_TOKENS))
+        found, opened = STRING_OR_BRACKET.finditer(text), bytearray(self._open)
+        tokens: list[re.Match[bytes]] = []
+        while len(tokens) < STEP_TOKENS and (few := list(islice(found, len(tokens) or FIRST_TOKENS))):
+            end = walk(opened, few)  # which are as many as those before: short values take little work
+            if end:
+                return self._finish(text, end)
+            tokens += few
         if len(tokens) == STEP_TOKENS:
             text = text[: tokens[-1].end()]
             may_go_on = True
-        end = walk(bytearray(self._open), tokens)
-        if end:
-            return self._finish(text, end)
         if not may_go_on:
             return 0
         comma, n_tokens = last_comma(text, tokens)

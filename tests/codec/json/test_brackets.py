@@ -6,6 +6,7 @@ import pytest
 
 from gateway.codec.json import prover as prover_module
 from gateway.codec.json.pieces import MAX_TEXT_DEPTH, PIECE_BYTES, STEP_TOKENS, walk
+from gateway.codec.json.sinks import TextSink
 from gateway.errors import CodecError
 from tests.codec.walk import proved
 
@@ -48,3 +49,24 @@ def test_value_without_a_comma_may_be_nested_as_deep_as_any() -> None:
         assert proved(data) == data
     with pytest.raises(CodecError, match=f"nested deeper than {MAX_TEXT_DEPTH}"):
         proved(b"[" * (MAX_TEXT_DEPTH + 1) + b"1" + b"]" * (MAX_TEXT_DEPTH + 1))
+
+
+def test_of_the_text_behind_a_short_value_little_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of short values may stand in one piece, each of which is proved by itself."""
+    n_tokens = 0
+
+    def counting_walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
+        nonlocal n_tokens
+        n_tokens += len(tokens)
+        return walk(opened, tokens)
+
+    monkeypatch.setattr(prover_module, "walk", counting_walk)
+    for depth in (1, 7, 20, 100):
+        value = b"[" * depth + b"]" * depth
+        n_values = PIECE_BYTES // len(value)
+        buffer, n_tokens = bytearray(value * n_values), 0
+        for _ in range(n_values):
+            sink = TextSink("value", None)
+            del buffer[: sink.step(buffer)]
+            assert sink.done
+        assert n_tokens <= n_values * (2 * len(value) + 25), depth
