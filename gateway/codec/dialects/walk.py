@@ -117,10 +117,7 @@ class Walk:
             if node.inside:
                 yield STEP
         code = text[0] if isinstance(text, bytes) else (yield from text.first())
-        if node.code not in (0, code):
-            if not node.outputs:
-                raise CodecError(f"expected a JSON object, got {shown(text)}")
-            self._note([node], f"{node.path} is {shown(text)}")
+        if not self._fits(node, code, text):
             yield from self._pass(text, node.path)
         elif node.output is not None:
             yield from self._put(node, text)
@@ -128,6 +125,17 @@ class Walk:
             inside = ArrivingText.of_value(bytearray(text)) if isinstance(text, bytes) else text
             row = node.inside.get(None)
             yield from (self._inside(node, inside) if row is None else self._rows(row, inside))
+
+    def _fits(self, node: Node, code: int, text: Text) -> bool:
+        """Whether the value *text*, whose first byte is *code*, may stand at *node*; why not is noted, or raised."""
+        is_null = code == ord("n")  # which is no output, but NaN in the lists of one
+        is_whole = node.output is not None and self._has_paths and self._row is None
+        if code == node.code or not (node.code or (is_null and is_whole)):
+            return True
+        if not node.outputs:
+            raise CodecError(f"expected a JSON object, got {shown(text)}")
+        self._note([node], f"{node.path} is {'null' if is_null else shown(text)}")
+        return False
 
     # Outputs
 

@@ -1,6 +1,7 @@
 """Answers whose outputs have paths of their own."""
 
 import json
+import re
 import tracemalloc
 from typing import Any
 
@@ -180,7 +181,7 @@ def test_of_two_members_with_one_name_nothing_of_the_first_is_left(path: str, la
     assert read(f'{{"r": {first}}}', {"y": path}, {"y": "FP32"})["y"][1] == [1]
     for between in ("", LONG):
         text = f'{{"r": {first}, {between} "r": {last}}}'
-        if path == "$.r" and last != "{}":
+        if path == "$.r" and last == "5":
             assert read(text, {"y": path}, {"y": "FP32"})["y"][0] == []
         else:
             with pytest.raises(CodecError, match="output 'y'.*(nothing at|expected values)"):
@@ -220,6 +221,32 @@ def test_of_two_members_with_one_name_nothing_of_the_first_is_left(path: str, la
 def test_answers_without_an_output_say_what_there_is(text: str, path: str, words: str, chunk_bytes: int | None) -> None:
     with pytest.raises(CodecError, match=words):
         read(text, {"y": path}, {"y": "FP32"}, chunk_bytes=chunk_bytes)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+@pytest.mark.parametrize("datatype", ["FP32", "INT64", "BYTES"])
+@pytest.mark.parametrize("null", ["null", f"{' ' * 9000}null"])
+def test_null_in_place_of_an_output_is_none(datatype: str, null: str, chunk_bytes: int | None) -> None:
+    for text, path, error in (
+        (f'{{"v": {null}, "error": "not loaded"}}', "$.v", ", but an error: not loaded"),
+        (f'{{"detail": "busy", "r": {{"v": {null}}}}}', "$.r.v", ", but an error: busy"),
+        (f'{{"v": [1, {null}]}}', "$.v[1]", ""),
+        (null, "$", ""),
+    ):
+        words = f"output 'y': nothing at {path}; {path} is null{error}"
+        with pytest.raises(CodecError, match=f"^{re.escape(words)}$"):
+            read(text, {"y": path}, {"y": datatype}, chunk_bytes=chunk_bytes)
+
+
+@pytest.mark.rule("4.7")
+def test_null_inside_of_an_output_is_nan() -> None:
+    for path, text in (
+        ("$.v", '{"v": [1, null]}'),
+        ("$.v[*]", '{"v": [1, null]}'),
+        ("$[*].v", '[{"v": 1}, {"v": null}]'),
+        ("$[*].v", f'[{{"v": 1}}, {{{LONG} "v": null}}]'),
+    ):
+        assert read(text, {"y": path}, {"y": "FP32"})["y"] == ([2], [1, pytest.approx(np.nan, nan_ok=True)])
 
 
 def test_shapes_that_are_said_are_demanded() -> None:
