@@ -5,11 +5,9 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
-import msgspec
-
 from gateway.codec.dialects.body import WrittenRequest
 from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription
-from gateway.codec.dialects.paths import AnswerForm, find
+from gateway.codec.dialects.paths import AnswerForm, reason_at
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import BytesPolicy, Tensor
 from gateway.codec.tensors.datatypes import Datatype
@@ -107,13 +105,4 @@ class Dialect:
         *description* is what the configuration says of the model.
         """
         template = description.template
-        words = find(template.error, document_of(text)) if template is not None and template.error else None
-        return words if isinstance(words, str) and words else None
-
-
-def document_of(text: bytes) -> Any:
-    """The JSON *text* as plain objects; None if it is none."""
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+        return reason_at(template.error, text) if template is not None and template.error else None

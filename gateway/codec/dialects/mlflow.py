@@ -8,8 +8,8 @@ from typing import Any
 
 from gateway.codec.dialects.body import Place, by_name, in_rows
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription
-from gateway.codec.dialects.dialect import Dialect, Paths, document_of
-from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
+from gateway.codec.dialects.dialect import Dialect, Paths
+from gateway.codec.dialects.paths import AnswerForm, document_of, find, members_with_all
 from gateway.codec.dialects.request import DialectRequest
 from gateway.errors import CodecError
 

@@ -5,7 +5,7 @@ The paths of all outputs of a model are one tree, along which an answer is read 
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -111,6 +111,20 @@ def find(steps: Iterable[Step], value: Any) -> Any:
         else:
             return None
     return value
+
+
+def document_of(text: bytes) -> Any:
+    """The JSON *text* as plain objects; None if it is none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def reason_at(steps: Sequence[Step], text: bytes) -> str | None:
+    """The string to which *steps* lead in the JSON *text*; None if there is none, or an empty one."""
+    words = find(steps, document_of(text))
+    return words if isinstance(words, str) and words else None
 
 
 def members_with_all(*names: str) -> Node:

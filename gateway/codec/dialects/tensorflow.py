@@ -11,8 +11,8 @@ import numpy as np
 
 from gateway.codec.dialects.body import by_name, in_rows
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription, TensorDescription, listed
-from gateway.codec.dialects.dialect import Dialect, Paths, document_of, quoted
-from gateway.codec.dialects.paths import AnswerForm, find, members_with_all
+from gateway.codec.dialects.dialect import Dialect, Paths, quoted
+from gateway.codec.dialects.paths import AnswerForm, document_of, find, members_with_all
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import label_of
 from gateway.codec.json.members import excerpt

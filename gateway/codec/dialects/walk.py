@@ -17,7 +17,7 @@ from typing import Any
 
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription, listed
 from gateway.codec.dialects.output import SETTING, Output, Text, shown
-from gateway.codec.dialects.paths import AnswerForm, Node, Step, node_at
+from gateway.codec.dialects.paths import AnswerForm, Node, Step, node_at, reason_at
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
 from gateway.codec.json.member_finder import is_key
@@ -48,6 +48,7 @@ class Walk:
     """One walk through an answer."""
 
     _beside_bytes = 0
+    _with_reason = b""  # the member at the top in which the configuration says that errors have their reason
     _with_outputs: Node | None = None  # the last member that had all outputs
     # where rows are read: how many there were, and the values (short: texts) of this one
     _n_rows = 0
@@ -69,9 +70,9 @@ class Walk:
         """The outputs that the client wants, by name, in the order in which they come."""
         self.form = form
         self._has_paths = bool(form.tree.outputs)  # each output has one; else one member of the answer has all of them
-        self._described = description.outputs
         self._description = description
         self.selection = selection
+        self._error_steps = description.template.error if description.template is not None else ()
         self._limits = limits
         self._words: Members = {}
         self._lacking: dict[str, str] = {}  # why there is nothing at the path of an output
@@ -89,8 +90,8 @@ class Walk:
         yield from self._value(self.form.tree, text)
         if self._with_outputs is None and not self._has_paths:
             wanted = " or ".join(f"`{name}`" for name in self.form.tree.inside)
-            raise CodecError(f"no {wanted}{self._error()}")
-        self._check(self.selection.named or self._described, self.found)  # protocol 4.5
+            raise CodecError(f"no {wanted}{self._reason()}")
+        self._check(self.selection.named or self._description.outputs, self.found)  # protocol 4.5
         for output in self.found.values() if self._has_paths else ():
             output.check_shape()
 
@@ -99,11 +100,11 @@ class Walk:
         for name in wanted:
             if name not in found:
                 why = self._lacking.get(name, "the answer does not have it")
-                raise CodecError(f"{label_of('output', name)}: {where}{why}{self._error()}")
+                raise CodecError(f"{label_of('output', name)}: {where}{why}{self._reason()}")
 
-    def _error(self) -> str:
+    def _reason(self) -> str:
         """What the answer says of an error."""
-        words = words_of(self._words)
+        words = reason_at(self._error_steps[1:], self._with_reason) or words_of(self._words)
         return f", but an error: {shortened(words)}" if words else ""
 
     def _value(self, node: Node, text: Text) -> Reading[None]:
@@ -156,7 +157,7 @@ class Walk:
         """The output *name*, a new one outside of rows; None if the client does not want it. Raises `CodecError`."""
         if name in self._columns:
             return self._columns[name]
-        described = self._described.get(name)
+        described = self._description.outputs.get(name)
         if not self.selection.is_wanted(name) or (described is None and not self._description.is_complete):
             return None
         if self._n_rows:
@@ -175,10 +176,10 @@ class Walk:
     def _node_of_all(self, path: str, beginning: bytes) -> Node:
         """The tree of all outputs, in the value at *path*. Raises `CodecError` if its *beginning* shows none."""
         found = _OBJECT.match(beginning)
-        has_elements = self.form.b64_objects and "b64" not in self._described  # such objects may be elements of BYTES
+        has_elements = self.form.b64_objects and "b64" not in self._description.outputs  # such objects may be BYTES
         if found is not None and not (has_elements and is_key(found[2] or b"", b'"b64"')):
             return _ROWS_BY_NAME if found[1] else _BY_NAME
-        names = list(self._described)
+        names = list(self._description.outputs)
         if len(names) == 1:
             return Node(path, names[0], outputs={names[0]: path})
         has_no_rows = beginning.translate(None, SPACE).startswith(b"[]")  # which are those of every output
@@ -223,6 +224,8 @@ class Walk:
         inner = Node("", str(key), outputs={str(key): ""}) if node.has_names else node.inside.get(key)
         if len(there) < MAX_NAMED or key in node.inside:
             there[key] = None
+        if node is self.form.tree and self._error_steps[:1] == (key,) and isinstance(text, bytes):
+            self._with_reason = text
         if inner is None:
             name = str(key) if node.code == OBJECT else ""
             if isinstance(text, bytes) and name in WORD_MEMBERS:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec.dialects.description import ModelDescription, TensorDescription
-from gateway.codec.dialects.paths import AnswerForm, tree_of
+from gateway.codec.dialects.body import Body
+from gateway.codec.dialects.description import ModelDescription, Template, TensorDescription
+from gateway.codec.dialects.paths import AnswerForm, steps_of, tree_of
 from gateway.codec.dialects.walk import WAITING_BYTES
 from gateway.codec.inference import HeaderLimits, OutputSelection
 from gateway.codec.tensors.datatypes import DATATYPES
@@ -30,17 +31,20 @@ def read(
     selection: OutputSelection = JSON,
     shapes: dict[str, tuple[int, ...]] | None = None,
     limits: HeaderLimits = LIMITS,
+    error: str = "$",
 ) -> dict[str, Any]:
-    """The outputs of the answer *text*: shape and values by name."""
+    """The outputs of the answer *text*: shape and values by name. *error* is the configuration's path of reasons."""
     described = {
         name: TensorDescription(DATATYPES[datatype], (shapes or {}).get(name)) for name, datatype in datatypes.items()
     }
+    form = AnswerForm(tree_of(paths))
+    template = Template("/predict", Body(None, {}), form, tuple(steps_of(error)))
     body = text.encode()
     size = chunk_bytes or len(body) or 1
     reply = read_answer(
         [body[start : start + size] for start in range(0, len(body), size)],
-        AnswerForm(tree_of(paths)),
-        ModelDescription(outputs=described),
+        form,
+        ModelDescription(outputs=described, template=template),
         selection,
         limits=limits,
     )
@@ -236,6 +240,34 @@ def test_null_in_place_of_an_output_is_none(datatype: str, null: str, chunk_byte
         words = f"output 'y': nothing at {path}; {path} is null{error}"
         with pytest.raises(CodecError, match=f"^{re.escape(words)}$"):
             read(text, {"y": path}, {"y": datatype}, chunk_bytes=chunk_bytes)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+@pytest.mark.parametrize(
+    ("text", "path", "error", "words"),
+    [
+        ('{"status": {"code": -1, "info": "not loaded"}, "data": null}', "$.data.v", "$.status.info", "not loaded"),
+        ('{"v": null, "error": "?", "why": "not loaded"}', "$.v", "$.why", "not loaded"),
+        (
+            '{"data": {"faults": ["", {"é": "not loaded"}]}, "error": "?"}',
+            "$.data.v",
+            "$.data.faults[1].é",
+            "not loaded",
+        ),
+        ('{"data": "not loaded"}', "$.data.v", "$.data", "not loaded"),
+        ('[{"why": "not loaded"}, null]', "$[1]", "$[0].why", "not loaded"),
+        ('{"why": "old", "why": "not loaded"}', "$.v", "$.why", "not loaded"),
+        (f'{{"why": "not loaded", {LONG} "detail": "?"}}', "$.v", "$.why", "not loaded"),
+        ('{"why": 5, "detail": "not loaded"}', "$.v", "$.why", "not loaded"),
+        ('{"why": {"a": NaN}, "detail": "not loaded"}', "$.v", "$.why.a", "not loaded"),
+        ('{"a": {"why": "other"}, "detail": "not loaded"}', "$.a.v", "$.why", "not loaded"),
+    ],
+)
+def test_an_answer_without_an_output_has_its_reason_where_the_configuration_says(
+    text: str, path: str, error: str, words: str, chunk_bytes: int | None
+) -> None:
+    with pytest.raises(CodecError, match=f"^output 'y': nothing at .*, but an error: {words}$"):
+        read(text, {"y": path}, {"y": "FP32"}, error=error, chunk_bytes=chunk_bytes)
 
 
 @pytest.mark.rule("4.7")
