@@ -190,7 +190,7 @@ async def test_rows_of_different_number_are_refused() -> None:
          "the answer has the shape [1, 2], and `models` in the backend's configuration says [-1, 3]"),
         (b'{"error": "no such user"}', "but an error: no such user"),
         (b"[]", "output 'proba': nothing at $.probabilities; $ is []"),
-        (b"no JSON", "answer: $: "),
+        (b"no JSON", "answer: expected a JSON object, got no JSON"),
     ],
 )  # fmt: skip
 async def test_answers_that_are_not_as_described_are_told(answer: bytes, words: str) -> None:

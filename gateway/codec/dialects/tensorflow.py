@@ -12,7 +12,7 @@ import numpy as np
 from gateway.codec.dialects.body import by_name, in_rows
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription, TensorDescription, listed
 from gateway.codec.dialects.dialect import Dialect, Paths, quoted
-from gateway.codec.dialects.paths import AnswerForm, document_of, find, members_with_all
+from gateway.codec.dialects.paths import AnswerForm, document_of, find, members_with_all, reason_at
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import label_of
 from gateway.codec.json.members import excerpt
@@ -61,8 +61,7 @@ class TensorFlow(Dialect):
         """KServe answers with its models; TensorFlow Serving with 400 and an error, because it wants a model's name."""
         if status != 400:
             return super().is_live(status, text)
-        error = find(("error",), document_of(text))
-        return isinstance(error, str) and error != ""
+        return reason_at(("error",), text) is not None
 
     def paths(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> Paths:
         """The paths of the model, or of a version of it. KServe has no path for the description."""

@@ -133,8 +133,9 @@ class Walk:
         is_whole = node.output is not None and self._has_paths and self._row is None
         if code == node.code or not (node.code or (is_null and is_whole)):
             return True
-        if not node.outputs:
-            raise CodecError(f"expected a JSON object, got {shown(text)}")
+        is_word = node is self.form.tree and code not in b'[{"'  # a page, a number: all of the answer
+        if not node.outputs or (node.code and is_word):
+            raise CodecError(f"expected a JSON {'list' if node.code == ARRAY else 'object'}, got {shown(text)}")
         self._note([node], f"{node.path} is {'null' if is_null else shown(text)}")
         return False
 

@@ -270,6 +270,23 @@ def test_an_answer_without_an_output_has_its_reason_where_the_configuration_says
         read(text, {"y": path}, {"y": "FP32"}, error=error, chunk_bytes=chunk_bytes)
 
 
+@pytest.mark.parametrize("text", ["<html>login</html>", "ok", "None", "5", "null", "-", "NaN"])
+def test_an_answer_that_is_a_word_or_no_json_is_told_as_it_is(text: str) -> None:
+    for path, kind in (
+        ("$.v", "object"),
+        ("$.r[*].v", "object"),
+        ("$[0]", "list"),
+        ("$[*]", "list"),
+        ("$[*].v", "list"),
+    ):
+        with pytest.raises(CodecError, match=f"^expected a JSON {kind}, got {text}$"):
+            read(text, {"y": path}, {"y": "FP32"})
+        with pytest.raises(CodecError, match=f"^expected a JSON {kind}, got {text[0]}"):
+            read(text, {"y": path}, {"y": "FP32"}, chunk_bytes=1)
+    with pytest.raises(CodecError, match=r"output 'y'|ends after"):
+        read("<html>login</html>", {"y": "$"}, {"y": "FP32"})
+
+
 @pytest.mark.rule("4.7")
 def test_null_inside_of_an_output_is_nan() -> None:
     for path, text in (
