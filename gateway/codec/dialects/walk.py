@@ -129,15 +129,21 @@ class Walk:
 
     def _fits(self, node: Node, code: int, text: Text) -> bool:
         """Whether the value *text*, whose first byte is *code*, may stand at *node*; why not is noted, or raised."""
-        is_null = code == ord("n")  # which is no output, but NaN in the lists of one
-        is_whole = node.output is not None and self._has_paths and self._row is None
-        if code == node.code or not (node.code or (is_null and is_whole)):
+        is_null = code == ord("n")
+        if code == node.code or not (node.code or (is_null and not self._may_be_null(node))):
             return True
         is_word = node is self.form.tree and code not in b'[{"'  # a page, a number: all of the answer
         if not node.outputs or (node.code and is_word):
             raise CodecError(f"expected a JSON {'list' if node.code == ARRAY else 'object'}, got {shown(text)}")
         self._note([node], f"{node.path} is {'null' if is_null else shown(text)}")
         return False
+
+    def _may_be_null(self, node: Node) -> bool:
+        """Whether null at *node* is a value: NaN in the lists of an output, and where an output is one value."""
+        if node.output is None or not self._has_paths or self._row is not None:
+            return True
+        said = self._description.outputs.get(node.output)
+        return said is not None and (said.shape == () or said.missing is not None)
 
     # Outputs
 

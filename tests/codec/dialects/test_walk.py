@@ -298,6 +298,13 @@ def test_null_inside_of_an_output_is_nan() -> None:
         assert read(text, {"y": path}, {"y": "FP32"})["y"] == ([2], [1, pytest.approx(np.nan, nan_ok=True)])
 
 
+@pytest.mark.rule("4.7")
+def test_null_is_the_value_of_an_output_that_is_one_number_or_may_be_missing() -> None:
+    """Servers write a NaN as null, and the configuration says that there is no list around it."""
+    scalar = read('{"v": null}', {"y": "$.v"}, {"y": "FP32"}, shapes={"y": ()})
+    assert scalar == {"y": ([], [pytest.approx(np.nan, nan_ok=True)])}
+
+
 def test_shapes_that_are_said_are_demanded() -> None:
     paths, datatypes = {"y": "$.y"}, {"y": "FP32"}
     assert read('{"y": [[1, 2]]}', paths, datatypes, shapes={"y": (-1, 2)}) == {"y": ([1, 2], [1, 2])}
