@@ -35,11 +35,7 @@ MOST_FAIL = 0.5
 
 
 def status_of(
-    config: Config,
-    urls: dict[str, Any],
-    readings: Sequence[Reading],
-    metrics: Metrics,
-    not_ready: str | None,
+    config: Config, urls: dict[str, Any], readings: Sequence[Reading], metrics: Metrics, not_ready: str | None
 ) -> Generator[None, None, dict[str, Any]]:
     """The data of the status page of a gateway that serves by *config* at *urls*: `listen`, `admin`, the list `grpc`.
 
