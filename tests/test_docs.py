@@ -35,7 +35,7 @@ import yaml
 
 from gateway import cli, config, demo
 from gateway.config import Backend, Config
-from gateway.config.structure import fields_in_file, is_struct, without_none
+from gateway.config.structure import is_struct, keys_of, without_none
 from gateway.errors import ErrorKind
 from gateway.exchange import Exchange
 from gateway.policy.trace_context import Trace
@@ -225,20 +225,20 @@ def with_a_backend(document: dict[str, Any]) -> dict[str, Any]:
     return {"backends": {"default": {"endpoints": ["http://10.0.0.5:8000"]}}} | document
 
 
-def keys_of(type_: Any, path: str = "") -> Iterator[str]:
+def key_paths_of(type_: Any, path: str = "") -> Iterator[str]:
     """The keys in which values are set, such as `limits.header`, `backends.*.retry.attempts`, `routes[].name`."""
     type_ = without_none(type_)[0]
     arguments = getattr(type_, "__args__", ())
     if is_struct(type_):
-        for key, item in fields_in_file(type_).items():
-            yield from keys_of(item.type, f"{path}.{key}" if path else key)
+        for key, item in keys_of(type_).items():
+            yield from key_paths_of(item.type, f"{path}.{key}" if path else key)
     elif arguments and is_struct(arguments[-1]):
-        yield from keys_of(arguments[-1], f"{path}[]" if len(arguments) == 1 else f"{path}.*")
+        yield from key_paths_of(arguments[-1], f"{path}[]" if len(arguments) == 1 else f"{path}.*")
     else:
         yield path
 
 
-KEYS = set(keys_of(Config))
+KEYS = set(key_paths_of(Config))
 
 
 def key_of(span: str) -> str | None:
@@ -250,7 +250,7 @@ def key_of(span: str) -> str | None:
 @each_page
 def test_every_key_that_is_named_exists(page: Path) -> None:
     dotted = re.compile(r"[a-z_]+(?:\[\]|\.\*)?(?:\.[a-z_]+)+")
-    tops = {*fields_in_file(Config), *fields_in_file(Backend)}
+    tops = {*keys_of(Config), *keys_of(Backend)}
     keys = {span.partition(": ")[0] for span in spans(page)}
     named = {key for key in keys if dotted.fullmatch(key) and re.split(r"[.\[]", key)[0] in tops}
     named = {key for key in named if not key.endswith((".py", ".yaml", ".md"))}

@@ -16,16 +16,7 @@ import yaml
 from gateway.config.outside import put_into
 from gateway.config.rules import Rule, check
 from gateway.config.schema import Config
-from gateway.config.structure import (
-    choices_of,
-    fields_in_file,
-    is_struct,
-    join,
-    placeholder,
-    walk,
-    without_none,
-    words_for,
-)
+from gateway.config.structure import choices_of, is_struct, join, keys_of, placeholder, walk, without_none, words_for
 from gateway.config.values import KINDS, Endpoint, FilePath, meant, nearest, read, shortened, shown
 
 HIDDEN = "***"
@@ -172,7 +163,7 @@ class Inspected:
         return values if origin is dict else list(values.values())
 
     def _struct(self, node: yaml.Node, type_: Any, path: str) -> Any:
-        fields = fields_in_file(type_)
+        fields = keys_of(type_)
         missing = {key: item for key, item in fields.items() if item.required}
         values = {item.name: placeholder(item.type) for item in missing.values()}
         for key, inner, value_node in self._entries(node, path):

@@ -20,7 +20,7 @@ _NAMES = {bool: "boolean", int: "integer", float: "number"}
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every value inside of *value* with its path, inner ones first, and then *value* itself."""
     if isinstance(value, Part):
-        for key, item in fields_in_file(type(value)).items():
+        for key, item in keys_of(type(value)).items():
             yield from walk(getattr(value, item.name), join(path, key))
     elif isinstance(value, dict):
         for key, each in value.items():
@@ -37,7 +37,7 @@ def join(path: str, key: str) -> str:
 
 
 @cache
-def fields_in_file(type_: Any) -> dict[str, msgspec.structs.FieldInfo]:
+def keys_of(type_: Any) -> dict[str, msgspec.structs.FieldInfo]:
     """The keys that the file may have for the struct *type_*."""
     return {item.encode_name: item for item in msgspec.structs.fields(type_) if item.name != "hidden"}
 
@@ -48,7 +48,7 @@ def placeholder(type_: Any) -> Any:
     if is_optional or type_ is Any:
         return None
     if is_struct(type_):
-        return type_(**{item.name: placeholder(item.type) for item in fields_in_file(type_).values() if item.required})
+        return type_(**{item.name: placeholder(item.type) for item in keys_of(type_).values() if item.required})
     if type_ is Endpoint:
         return Endpoint("http://unknown.invalid")
     return choices_of(type_)[0] if choices_of(type_) else (typing.get_origin(type_) or type_)()
@@ -100,7 +100,7 @@ def json_schema() -> dict[str, Any]:
 
 def _struct(type_: Any) -> dict[str, Any]:
     properties = {}
-    for key, item in fields_in_file(type_).items():
+    for key, item in keys_of(type_).items():
         properties[key] = _schema(item.type)
         if item.default is not msgspec.NODEFAULT and not is_struct(item.type):
             properties[key]["default"] = msgspec.to_builtins(item.default, enc_hook=plain)
@@ -108,7 +108,7 @@ def _struct(type_: Any) -> dict[str, Any]:
         "description": inspect.getdoc(type_),
         "type": "object",
         "additionalProperties": False,
-        "required": [key for key, item in fields_in_file(type_).items() if item.required],
+        "required": [key for key, item in keys_of(type_).items() if item.required],
         "properties": properties,
     }
 
