@@ -21,6 +21,7 @@ import numpy as np
 
 from gateway.codec.json.members import excerpt
 from gateway.codec.json.pieces import NOT_SPACE
+from gateway.codec.json.prover import Prover
 from gateway.errors import CodecError
 
 MAX_DEPTH = 64
@@ -205,3 +206,30 @@ class Layout:
         if self._shape is not None:
             raise CodecError(f"data is nested, but not like the shape {list(self._shape)}")
         raise CodecError("data is ragged: lists at the same depth have different lengths, or values stand beside lists")
+
+
+class TensorSink(Prover):
+    """Takes the `data` of one tensor; the classes below it know what an element is."""
+
+    def __init__(self, label: str, shape: tuple[int, ...] | None) -> None:
+        """*label* names the tensor in errors, *shape* says how many elements there are and how they are nested.
+
+        Without a *shape* it is learned from the lists, which must be nested in full; a bare value is a scalar.
+        """
+        super().__init__(label)
+        self._shape = shape
+        self._layout = Layout(shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape. Where it is learned from the nesting, it is known when all is `done`."""
+        assert self._shape is not None
+        return self._shape
+
+    def _end_piece(self, lengths: list[list[int]], n_elements: int, opened: bytes | bytearray) -> None:
+        """A piece has been stored that leaves *opened* open; other arguments are those of `Layout.take`."""
+        self._layout.take(lengths, n_elements, len(opened))
+        self._open = bytearray(opened)
+        if not opened:
+            self._shape = self._layout.finish()
+            self.done = True

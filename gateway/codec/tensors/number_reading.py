@@ -22,9 +22,8 @@ from typing import ClassVar
 import numpy as np
 
 from gateway.codec.json.pieces import SPACE, check_cut
-from gateway.codec.json.prover import Prover
 from gateway.codec.tensors.datatypes import FLOAT, Array, Datatype, element_count
-from gateway.codec.tensors.nesting import Layout, blanks_before_array, completed, n_opened, short_lists
+from gateway.codec.tensors.nesting import TensorSink, blanks_before_array, completed, n_opened, short_lists
 from gateway.codec.tensors.number_parsing import LongTextError, load_tolerantly, most_bytes, parse, rounded, values_of
 from gateway.errors import CodecError
 
@@ -38,7 +37,7 @@ _LISTS_PER_PASS = 5  # counting so many lists around each number takes as long a
 _TAIL_BYTES = 256  # where more blanks and brackets end a piece, it is only slower
 
 
-class NumberSink(Prover):
+class NumberSink(TensorSink):
     """Takes the `data` of one tensor, nested or flat, as bytes of its datatype.
 
     With a shape, into one array; without one, into an array for each piece, so that none is copied to grow.
@@ -47,25 +46,21 @@ class NumberSink(Prover):
     piece_bytes: ClassVar[int] = TOLERANT_PIECE_BYTES
 
     def __init__(self, label: str, datatype: Datatype, shape: tuple[int, ...] | None) -> None:
-        """*label* names the tensor in errors. With None, the shape is that of the nesting; a bare number is a scalar.
+        """See `TensorSink`. Raises `CodecError` if this machine has no room for *shape*.
 
-        Raises `CodecError` if this machine has no room for *shape*. The array takes address space, but no memory
-        until numbers are stored in it.
+        The array takes address space, but no memory until numbers are stored in it.
         """
-        super().__init__(label)
+        super().__init__(label, shape)
         self._arrays: list[Array] = []
         if shape is not None:
             n_elements = element_count(shape)
             try:
                 self._arrays.append(np.empty(n_elements, dtype=datatype.wire))
             except (MemoryError, ValueError):
-                raise CodecError(
-                    f"{label}: there is no memory for {n_elements} elements of {datatype.item_bytes} bytes"
-                ) from None
+                words = f"there is no memory for {n_elements} elements of {datatype.item_bytes} bytes"
+                raise CodecError(f"{label}: {words}") from None
         self.nonfinite = 0
         self._datatype = datatype
-        self._shape = shape
-        self._layout = Layout(shape)
         self._has_short_lists = False
         self._most_bytes = self._window_bytes = most_bytes()
 
@@ -73,12 +68,6 @@ class NumberSink(Prover):
     def held_bytes(self) -> int:
         """The part of the array that has been filled; what is only announced takes no memory."""
         return self._layout.count * self._datatype.item_bytes
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The tensor's shape. Where it is learned from the nesting, it is known when all is `done`."""
-        assert self._shape is not None
-        return self._shape
 
     def blobs(self) -> list[memoryview]:
         """The bytes on the wire, when all is `done`: one piece if the shape was known, else some, in order."""
@@ -138,14 +127,10 @@ class NumberSink(Prover):
         if lengths is None:
             return 0
         self._append(values, text)
-        layout.take(lengths, len(values), depth)
+        self._end_piece(lengths, len(values), b"[" * depth)
         check_cut(text, before, before + end, continues=before > 0, goes_on=depth > 0)
         self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
-        self._open = bytearray(b"[" * depth)
-        if depth:
-            return end + 1
-        self._finish_data()
-        return end
+        return end + 1 if depth else end
 
     def _judge(self, text: bytes, opened: bytes | bytearray) -> None:
         """See `Prover`: each value may have to be looked at, and lists may be nested in any way."""
@@ -161,16 +146,10 @@ class NumberSink(Prover):
         self._append(values, text)
         if parsed is None and self._datatype.kind is FLOAT:
             self.nonfinite += int(np.count_nonzero(~np.isfinite(values)))
-        layout.take(lengths, len(values), len(opened))
-        if not opened:
-            self._finish_data()
+        self._end_piece(lengths, len(values), opened)
 
     def _begin_string(self, before: bytes) -> None:
         raise CodecError(f"element {self._layout.count}: {self._datatype.name} cannot hold a long string")
-
-    def _finish_data(self) -> None:
-        self._shape = self._layout.finish()
-        self.done = True
 
     def _append(self, values: Array, text: bytes) -> None:
         """Check, round and store *values* (float64, int64, uint64 or bool, shape [n]), parsed from *text*."""

@@ -32,7 +32,6 @@ import orjson
 from gateway.codec.json.member_finder import is_key
 from gateway.codec.json.members import excerpt
 from gateway.codec.json.pieces import OBJECT, PIECE_BYTES
-from gateway.codec.json.prover import Prover
 from gateway.codec.tensors.base64_reading import octets_of
 from gateway.codec.tensors.elements import (
     PREFIX_BYTES,
@@ -43,7 +42,7 @@ from gateway.codec.tensors.elements import (
     append_strings,
     prefix_of,
 )
-from gateway.codec.tensors.nesting import Layout, blanks_before_array, completed, lists_in, occurrences
+from gateway.codec.tensors.nesting import TensorSink, blanks_before_array, completed, lists_in, occurrences
 from gateway.errors import CodecError
 
 MIN_STRINGS = 16
@@ -69,7 +68,7 @@ _COMMA, _QUOTE, _BLANK = b'," '
 _WRONG_OBJECT = 'an object must be {"b64": "..."} with no other member'
 
 
-class BytesSink(Prover):
+class BytesSink(TensorSink):
     """Takes the `data` of one BYTES tensor, nested or flat, into length-prefixed elements."""
 
     keeps_base64 = False
@@ -78,19 +77,15 @@ class BytesSink(Prover):
     def __init__(
         self, label: str, shape: tuple[int, ...] | None, *, b64_objects: bool = False, missing: bytes | str = ""
     ) -> None:
-        """*label* names the tensor in errors, *shape* says how many elements there are and how they are nested.
+        """*b64_objects*: an element may be an object `{"b64": "..."}`, TensorFlow's form for octets, beside strings.
 
-        Without a *shape* it is learned from the lists, which must be nested in full; an element without lists is a
-        scalar. *b64_objects*: an element may be an object `{"b64": "..."}`, TensorFlow's form for octets, beside
-        strings. *missing*: the element that `null` and `NaN` become; a text refuses them, and stands behind the words.
+        *missing*: the element that `null` and `NaN` become; a text refuses them, and stands behind the words.
         """
-        super().__init__(label)
+        super().__init__(label, shape)
         self._elements = bytearray()
         self._full_blobs: list[bytearray] = []
         self._b64_objects = b64_objects
         self._missing = missing
-        self._shape = shape
-        self._layout = Layout(shape)
         self._long_element_at = -1
         self._long_base64: bytes | None = None
         self._has_long = False
@@ -99,12 +94,6 @@ class BytesSink(Prover):
     def held_bytes(self) -> int:
         """The elements so far."""
         return sum(map(len, self._full_blobs)) + len(self._elements)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The tensor's shape. Where it is learned from the nesting, it is known when all is `done`."""
-        assert self._shape is not None
-        return self._shape
 
     def blobs(self) -> list[memoryview]:
         """The elements, each with its length before it, as they are on the wire: one or several pieces, in order."""
@@ -182,14 +171,6 @@ class BytesSink(Prover):
         if self._has_long:
             del self._elements[before : before + PREFIX_BYTES]
             self._has_long = False
-
-    def _end_piece(self, lengths: list[list[int]], n_elements: int, opened: bytes | bytearray) -> None:
-        """A piece has been stored that leaves *opened* open; other arguments are those of `Layout.take`."""
-        self._layout.take(lengths, n_elements, len(opened))
-        self._open = bytearray(opened)
-        if not opened:
-            self._shape = self._layout.finish()
-            self.done = True
 
     def _judge(self, text: bytes, opened: bytes | bytearray) -> None:
         """See `Prover`: an element may be anything, and lists may be nested in any way."""
