@@ -21,7 +21,7 @@ import orjson
 
 from gateway.codec.tensors.datatypes import BYTES, Array, Datatype
 from gateway.codec.tensors.elements import few_texts
-from gateway.codec.tensors.number_printing import PIECE_ELEMENTS, array_text, separator
+from gateway.codec.tensors.number_printing import BRACKETS_PER_ELEMENT, PIECE_ELEMENTS, array_text, separator
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.errors import CodecError
 
@@ -38,7 +38,6 @@ twentieth of what a small request costs."""
 FEW_DIMENSIONS = 8
 """The most dimensions that these may have; numpy has no arrays of as many as the protocol."""
 
-_BRACKETS_PER_ELEMENT = 4  # so many brackets around a single element cost as much as one more
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -64,18 +63,15 @@ def list_count(shape: tuple[int, ...]) -> int:
 def nested_number_pieces(
     values: Array, datatype: Datatype, shape: tuple[int, ...], *, literals: bool
 ) -> Iterator[bytes]:
-    """*values* (wire layout, shape [n]) as nested JSON of *shape*, which `check_nestable` has approved.
+    """*values* (wire layout, shape [n]) as nested JSON of *shape*, which has some.
 
     NaN and infinities come out as `null`, or with *literals* as `NaN`, `Infinity` and `-Infinity`.
     """
-    if 0 in shape:
-        yield _empty(shape)
-        return
     if not shape:
         yield array_text(values, datatype, literals=literals)[1:-1]
         return
     n_single = next((n for n, dimension in enumerate(shape[:0:-1]) if dimension > 1), len(shape) - 1)
-    most = PIECE_ELEMENTS // (1 + -(-n_single // _BRACKETS_PER_ELEMENT))
+    most = PIECE_ELEMENTS // (1 + -(-n_single // BRACKETS_PER_ELEMENT))
     comma = separator(n_single)
     outer, opening = shape[: len(shape) - n_single], b"[" * (1 + n_single)
     for text in _list_pieces(values, datatype, outer, most, opening, literals=literals):
@@ -102,10 +98,6 @@ def _list_pieces(
     yield b"]"
 
 
-def _empty(shape: tuple[int, ...]) -> bytes:
-    return repeated(b"[]", shape[: shape.index(0)])
-
-
 def repeated(item: bytes, shape: tuple[int, ...]) -> bytes:
     """*item* in the place of each element of *shape*."""
     for dimension in reversed(shape):
@@ -117,15 +109,10 @@ def repeated(item: bytes, shape: tuple[int, ...]) -> bytes:
 
 
 def nested_string_pieces(blob: memoryview, shape: tuple[int, ...], form: StringForm) -> Iterator[bytes | bytearray]:
-    """The elements of *blob* as nested JSON of *shape*, which `check_nestable` has approved; UTF-8 for a text."""
-    if 0 in shape:
-        yield _empty(shape)
-        return
-    if shape:
-        yield b"[" * len(shape)
+    """The elements of *blob* as nested JSON of *shape*, which has some; UTF-8 for a text."""
+    yield b"[" * len(shape)
     yield from string_pieces(blob, form, shape)
-    if shape:
-        yield b"]" * len(shape)
+    yield b"]" * len(shape)
 
 
 class NestedTensor(msgspec.Struct, frozen=True, gc=False):
@@ -159,6 +146,8 @@ class NestedTensor(msgspec.Struct, frozen=True, gc=False):
         few = self.few()
         if few is not None:
             return (few,)
+        if 0 in self.shape:
+            return (repeated(b"[]", self.shape[: self.shape.index(0)]),)
         if self.datatype.kind is BYTES:
             return nested_string_pieces(self.blob, self.shape, self.form)
         values = self.datatype.view(self.blob)

@@ -27,6 +27,9 @@ from gateway.codec.tensors.datatypes import DATATYPES, Array, Datatype
 PIECE_ELEMENTS = 16 * 1024
 """How many elements are printed at once: under half a millisecond for every datatype."""
 
+BRACKETS_PER_ELEMENT = 4
+"""So many brackets around a single element cost as much as one more."""
+
 _MARKS = 128  # behind ASCII, which all texts of numbers are
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 

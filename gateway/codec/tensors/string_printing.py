@@ -36,7 +36,6 @@ import orjson
 
 from gateway.codec.json.pieces import PIECE_BYTES, character_start
 from gateway.codec.tensors.elements import (
-    LENGTH,
     PREFIX_BYTES,
     RUN_STEP_ELEMENTS,
     STEP_ELEMENTS,
@@ -45,13 +44,12 @@ from gateway.codec.tensors.elements import (
     with_words,
     words_of,
 )
-from gateway.codec.tensors.number_printing import separator
+from gateway.codec.tensors.number_printing import BRACKETS_PER_ELEMENT, separator
 
 LONG_STEP_BYTES = PIECE_BYTES // 3 * 3
 """How much of a long element one step prints; in base64, three bytes need no padding in the middle."""
 
 _MARK = b"\x7f___"  # nothing to escape is in it
-_BRACKETS_PER_ELEMENT = 4  # so many brackets around a single element cost as much as one more
 
 
 class StringForm(Enum):
@@ -92,11 +90,10 @@ class Separators:
             self._sizes.append(size)
             n_lists.append(n_lists[-1] + len(list(group)))
         self._texts = [form.closing + separator(n) + form.opening for n in n_lists]
-        self._words = np.array(
-            [LENGTH.unpack(b'", "' if n == 0 else b'"] ' + bytes([kind]))[0] for kind, n in enumerate(n_lists)], "<u4"
-        )
+        words = [b'"] ' + bytes([kind]) if n else b'", "' for kind, n in enumerate(n_lists)]
+        self._words = np.frombuffer(b"".join(words), "<u4")
         always = n_lists[1] if 1 in self._sizes else 0
-        self.most_elements = RUN_STEP_ELEMENTS // (1 + always // _BRACKETS_PER_ELEMENT)
+        self.most_elements = RUN_STEP_ELEMENTS // (1 + always // BRACKETS_PER_ELEMENT)
         """The most elements that one step prints."""
 
     def words(self, first: int, n_elements: int) -> npt.NDArray[np.uint32]:
