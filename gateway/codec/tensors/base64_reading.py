@@ -32,21 +32,19 @@ def from_base64(blobs: list[memoryview], label: str, breaks: bytes = b"") -> Gen
     the element.
     """
     decoded: list[memoryview] = []
-    first = 0
+    index = 0
     for blob in blobs:
-        elements, n_elements = yield from _decoded_elements(blob, label, first, breaks)
+        elements, index = yield from _decoded_elements(blob, label, index, breaks)
         decoded.append(memoryview(elements))
-        first += n_elements
     return decoded
 
 
 def _decoded_elements(
-    view: memoryview, label: str, first: int, breaks: bytes
+    view: memoryview, label: str, index: int, breaks: bytes
 ) -> Generator[None, None, tuple[bytearray, int]]:
-    """The decoded elements of *view*, whose first is number *first*, and how many there are; see `from_base64`."""
+    """The decoded elements of *view*, whose first is number *index*, and the number behind its last."""
     decoded = bytearray()
     offset = worked = 0
-    index = first
     while offset < len(view):
         start = offset + PREFIX_BYTES
         offset = end = start + int.from_bytes(view[offset:start], "little")
@@ -74,4 +72,4 @@ def _decoded_elements(
         if worked > PIECE_BYTES:
             worked = 0
             yield
-    return decoded, index - first
+    return decoded, index

@@ -207,9 +207,7 @@ def _guessed_bounds(window: bytes, most: int) -> npt.NDArray[np.int64] | None:
             return None
     if ends[n_elements - 1] > len(window):
         n_elements -= 1
-    bounds = np.zeros(n_elements + 1, np.int64)
-    bounds[1:] = ends[:n_elements]
-    return bounds
+    return np.concatenate(([0], ends[:n_elements]))
 
 
 def _with_empty_ones(
