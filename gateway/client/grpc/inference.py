@@ -16,18 +16,7 @@ import msgspec
 import numpy as np
 
 from gateway.client.grpc.frames import Buffer, Buffers
-from gateway.client.grpc.messages import (
-    CLASSES,
-    LENGTH,
-    NUMBER_BYTES,
-    NUMBERS,
-    TYPED,
-    Message,
-    fields_of,
-    parameters_of,
-    parsed,
-    varint,
-)
+from gateway.client.grpc.messages import CLASSES, LEN, NUMBER_BYTES, Message, fields_of, parameters_of, parsed, varint
 from gateway.codec.inference import HeaderLimits, label_of
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
 from gateway.codec.v2.messages import MAX_RANK
@@ -41,9 +30,17 @@ STEP_FIELDS, STEP_INPUTS, STEP_ELEMENTS = 512, 32, 512
 
 _Request, _Response = CLASSES["ModelInferRequest"], CLASSES["ModelInferResponse"]
 _Contents = CLASSES["InferTensorContents"]
+_NUMBERS = {field.name: field.number for field in _Contents.DESCRIPTOR.fields}
+_TYPED = {
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    **{name: f"{name.lower()}_contents" for name in ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")},
+}
+"""Which of these fields has the values of each datatype; FP16 and BF16 have no place there."""
+
 _ARRAYS = {"d": np.dtype("f8"), "i": np.dtype("i8"), "u": np.dtype("u8")}  # by `Datatype.parsed`
 
-_ID, _INPUTS, _OUTPUTS, _RAW_INPUTS, _CONTENTS = (n << 3 | LENGTH for n in (3, 5, 6, 7, 5))  # the last: of an input
+_ID, _INPUTS, _OUTPUTS, _RAW_INPUTS, _CONTENTS = (n << 3 | LEN for n in (3, 5, 6, 7, 5))  # the last: of an input
 _TENSORS = {
     tag: f"entries in `{name}`, which is the most that `limits.tensors` allows"
     for tag, name in ((_INPUTS, "inputs"), (_OUTPUTS, "outputs"), (_RAW_INPUTS, "raw_input_contents"))
@@ -195,11 +192,11 @@ def _typed_blob(tensor: Message, contents: memoryview, reserve: Reserve) -> Gene
     if datatype is None or len(tensor.shape) > MAX_RANK:
         return memoryview(b"")  # the codec says what is wrong
     label = f"{label_of('input', tensor.name)} ({tensor.datatype}, shape {list(tensor.shape)})"
-    name = TYPED.get(datatype.name)
+    name = _TYPED.get(datatype.name)
     if name is None:
         raise CodecError(f"{label}: `contents` has no field for {datatype.name}; send `raw_input_contents`")
     tag, _, value, end = next(fields_of(contents), (0, 0, 0, 0))
-    if datatype.kind is Kind.FLOAT and end == len(contents) and tag == NUMBERS[name] << 3 | LENGTH:
+    if datatype.kind is Kind.FLOAT and end == len(contents) and tag == _NUMBERS[name] << 3 | LEN:
         blob = contents[value:]  # packed floats are the raw bytes
     else:
         written = bytearray()
@@ -224,9 +221,9 @@ def _pieces(contents: memoryview) -> Iterator[Buffer]:
             continue
         yield contents[begun:start]
         begun = start
-        if tag & 7 != LENGTH or tag >> 3 == NUMBERS["bytes_contents"]:
+        if tag & 7 != LEN or tag >> 3 == _NUMBERS["bytes_contents"]:
             continue
-        is_of_varints = tag >> 3 not in (NUMBERS["fp32_contents"], NUMBERS["fp64_contents"])
+        is_of_varints = tag >> 3 not in (_NUMBERS["fp32_contents"], _NUMBERS["fp64_contents"])
         at = value
         while at < end:
             stop = min(at + LONG_BYTES, end)
@@ -292,7 +289,7 @@ def write_response(
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CodecError(f"the reply cannot be made a message: {error}") from None
     # half precision has no field
-    is_typed = is_typed and all(each.datatype in TYPED or each.datatype not in DATATYPES for each in answer.outputs)
+    is_typed = is_typed and all(each.datatype in _TYPED or each.datatype not in DATATYPES for each in answer.outputs)
     name, version, id_ = _text(answer.model_name), _text(answer.model_version), _text(answer.id)
     response = _Response(model_name=name, model_version=version, id=id_)
     _add_parameters(response.parameters, answer.parameters)
@@ -349,12 +346,12 @@ def _contents(output: _Tensor, values: list[Buffer]) -> Generator[None, None, li
     row, label = DATATYPES.get(output.datatype), f"output {output.name!r}"
     if row is None:
         raise CodecError(f"{label}: there is no datatype {output.datatype[:64]!r}")
-    name = TYPED[row.name]
+    name = _TYPED[row.name]
     whole = memoryview(values[0] if len(values) == 1 else b"".join(values))
     if row.item_bytes and len(whole) % row.item_bytes:
         raise CodecError(f"{label}: {len(whole)} bytes are no whole number of elements of {row.name}")
     if row.kind is Kind.FLOAT:  # packed, they are the same bytes
-        return _field(varint(NUMBERS[name] << 3 | LENGTH), values) if values else []
+        return _field(varint(_NUMBERS[name] << 3 | LEN), values) if values else []
     written: list[Buffer] = []
     for listed in _listed(whole, row, label):
         written.append(_Contents(**{name: listed}).SerializeToString())

@@ -23,7 +23,9 @@ from gateway.errors import CodecError, ErrorKind, GatewayError
 Message = Any
 """An instance of one of the classes; protobuf's classes have no types that a checker knows."""
 
-_VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # other types of fields than LENGTH
+_VARINT, _I64, LEN, _I32 = 0, 1, 2, 5
+"""The types of fields. Before the value of a LEN stands its length: a message, a text, packed numbers."""
+
 TAG_BYTES, NUMBER_BYTES = 5, 10
 """The longest tag and the longest number that protobuf reads."""
 
@@ -90,19 +92,6 @@ CLASSES: dict[str, Any] = {
 }
 """The class of every message that is inside no other, by its name."""
 
-LENGTH = 2
-"""The type of a field whose length stands before its value: a message, a text, packed numbers."""
-
-NUMBERS = {field.name: field.number for field in CLASSES["InferTensorContents"].DESCRIPTOR.fields}
-"""The fields that have the values of tensors."""
-
-TYPED = {
-    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
-    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
-    **{name: f"{name.lower()}_contents" for name in ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")},
-}
-"""Which of them has the values of each datatype; FP16 and BF16 have no place there."""
-
 
 def varint(number: int) -> bytes:
     """*number* as protobuf writes it, and HPACK what does not fit into the first byte of a length."""
@@ -124,7 +113,7 @@ def fields_of(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
             if tag >= 0x80:
                 tag, at = _read_varint(data, start, TAG_BYTES)
             value, wire_type = at, tag & 7
-            if wire_type == LENGTH:
+            if wire_type == LEN:
                 length = data[at]
                 value += 1
                 if length >= 0x80:
@@ -132,8 +121,8 @@ def fields_of(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
                 at = value + length
             elif wire_type == _VARINT:
                 _, at = _read_varint(data, at, NUMBER_BYTES)
-            elif wire_type in (_FIXED32, _FIXED64):
-                at += 4 if wire_type == _FIXED32 else 8
+            elif wire_type in (_I32, _I64):
+                at += 4 if wire_type == _I32 else 8
             else:
                 raise CodecError("malformed message: a field has no type of protobuf")
             if at > size or tag < 8:
