@@ -188,14 +188,11 @@ def _fitting(line: Line, encode: Callable[[Line], bytes], max_bytes: int) -> byt
 
 def _text_line(line: Line) -> bytes:
     """`key=value` pairs of the fields with a value; a value that could break a line or a pair is a JSON string."""
-    pairs = []
-    for key, value in line.items():
-        if value is None:
-            continue
-        text = str(value)
-        if not (text.isprintable() and _PLAIN(text)):
-            text = msgspec.json.encode(text).decode()
-        pairs.append(f"{key}={text}")
+    texts = [(key, str(value)) for key, value in line.items() if value is not None]
+    pairs = [
+        f"{key}={text if text.isprintable() and _PLAIN(text) else msgspec.json.encode(text).decode()}"
+        for key, text in texts
+    ]
     return " ".join(pairs).encode()
 
 
