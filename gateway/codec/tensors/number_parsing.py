@@ -112,6 +112,7 @@ def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | No
     if _PARSER is not None and not _is_slow(text, datatype):
         parsed = _parse_natively(_PARSER, text, datatype)
     else:
+        _check_length(text)
         parsed = _parse_as_list(text, datatype)
     if parsed is None or datatype.kind is Kind.INTEGER or _MINUS not in text:
         return parsed
@@ -132,15 +133,19 @@ def _parse_natively(parser: "simdjson.Parser", text: bytes | bytearray, datatype
     return np.frombuffer(buffer, _PARSED_DTYPE[datatype.parsed]), lists  # a keyword takes twice as long
 
 
+def _check_length(text: bytes | bytearray) -> None:
+    """Raise `LongTextError` if orjson takes too long for *text* in one step."""
+    n_bytes = len(text) + LIST_BYTES * occurrences(text, b"[")  # flat text that takes as long
+    if n_bytes > 2 * LIST_PIECE_BYTES and len(text) > 2 * TIED_PIECE_BYTES:
+        raise LongTextError(max(LIST_PIECE_BYTES * len(text) // n_bytes, TIED_PIECE_BYTES))
+
+
 def _parse_as_list(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
-    """`parse` by orjson, through Python's numbers. Raises `LongTextError`.
+    """`parse` by orjson, through Python's numbers.
 
     `struct` is as strict as the datatype: it takes no float or null for an integer, and no integer beyond 64 bits,
     which orjson gives as a float. It would take true for 1, so there may be no such word.
     """
-    n_bytes = len(text) + LIST_BYTES * occurrences(text, b"[")  # which take as long as this text
-    if n_bytes > 2 * LIST_PIECE_BYTES and len(text) > 2 * TIED_PIECE_BYTES:
-        raise LongTextError(max(LIST_PIECE_BYTES * len(text) // n_bytes, TIED_PIECE_BYTES))
     if _TRUE in text or _FALSE in text:
         return None
     try:
