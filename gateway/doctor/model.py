@@ -194,7 +194,8 @@ def _set(dialect: str, model: str, block: Mapping[str, Any], report: Report) -> 
             f"{shown}. Put the names, datatypes and shapes that the model has under `models`: clients have to send "
             "them, and get them"
         )
-        (report.note if dialect == V2 else report.problem)(words)
+        tell = report.note if dialect == V2 else report.problem
+        tell(words)
     if block := {key: value for key, value in block.items() if value}:
         report.set("models", {"*" if dialect == MLFLOW else model: block}, why)
 

@@ -89,7 +89,8 @@ class DialectRequest(msgspec.Struct, frozen=True):
                 yield from _check_strings(tensor, octets)
             if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
                 yield
-        own, recovered = restore_members(request.get("parameters") or {}), text.is_recovered
+        own = restore_members(request.get("parameters") or {})
+        recovered = text.is_recovered
         return DialectRequest(inputs, selection, id_of(request), own, recovered, nonfinite, in_json, octets, policy)
 
     @property

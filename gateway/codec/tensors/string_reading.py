@@ -226,7 +226,8 @@ class BytesSink(TensorSink):
 
     def _judge_string(self, part: bytes, *, is_closed: bool) -> None:
         """See `Prover`: decode the next part of a long element."""
-        index, text = self._layout.count, part
+        index = self._layout.count
+        text = part
         if b"\\" in part or not _is_plain(part):  # of ASCII this takes a tenth of the time of decoding
             try:
                 text = orjson.loads(b'"%b"' % part).encode()
