@@ -168,7 +168,7 @@ def test_connections_are_lowered_aloud_to_what_fits(caplog: pytest.LogCaptureFix
     assert fit(configuration(connections=4096, tensors=7), fitted).limits.connections == 104  # a reload: not said again
     (message,) = caplog.messages
     assert message.startswith("limits.connections: 4096 client connections of each process do not fit into 300 ")
-    assert "lowered to 104. Raise the hard limit to 4292 (ulimit -Hn" in message
+    assert "lowered: limits.connections to 104. Raise the hard limit to 4292 (ulimit -Hn" in message
 
 
 @pytest.mark.usefixtures("few_descriptors")
@@ -221,8 +221,29 @@ def test_where_grpc_is_on_a_few_clients_may_need_all_connections_to_the_backends
         assert caplog.messages == []
         return
     (message,) = caplog.messages
-    words = f"; lowered to {connections}, and max_connections of each backend to {to_each[0]}, since a client of gRPC"
+    lowered = f"limits.connections to {connections} and " if connections < config.limits.connections else ""
+    words = (
+        f"; lowered: {lowered}max_connections of each backend to {to_each[0]}, since a client of gRPC may need many. "
+    )
     assert words in message
+
+
+def test_a_reload_that_lowers_connections_to_backends_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(descriptors, "_raise_soft_limit", lambda: 1024)
+    few, many = (
+        parse(
+            "grpc: 127.0.0.1:8001\nlimits: {connections: 50}\n"
+            f"backends: {{a: {{endpoints: ['http://x:1'], max_connections: {most}}}}}\n"
+        )
+        for most in (100, 2000)
+    )
+    assert fit(few) == few
+    assert caplog.messages == []
+    assert fit(many, few).backends["a"].max_connections == 878
+    (message,) = caplog.messages
+    assert "; lowered: max_connections of each backend to 878, " in message
 
 
 @pytest.mark.usefixtures("few_descriptors")

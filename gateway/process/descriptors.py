@@ -31,23 +31,29 @@ def fit(config: Config, running: Config | None = None) -> Config:
     descriptors = _raise_soft_limit()
     share, backends = config.share(), config.backends
     wanted, connections = share.limits.connections, connections_that_fit(share, descriptors)
-    lowered = f"lowered to {connections}"
+    lowered = [f"limits.connections to {connections}"] if connections < wanted else []
     if config.grpc is not None and descriptors_needed(share, connections) > descriptors:
         to_each = max((descriptors - descriptors_needed(share, 0) - connections) // len(backends), 1)
         most = {name: min(share.max_connections(name), to_each) * config.workers for name in backends}
         backends = {name: msgspec.structs.replace(backends[name], max_connections=n) for name, n in most.items()}
-        lowered += f", and max_connections of each backend to {to_each}, since a client of gRPC may need many"
+        lowered.append(f"max_connections of each backend to {to_each}, since a client of gRPC may need many")
     elif connections >= wanted:
         return config
     limits = msgspec.structs.replace(config.limits, connections=connections * config.workers)
-    if running is None or running.limits.connections != limits.connections:
+    fitted = msgspec.structs.replace(config, limits=limits, backends=backends)
+    if running is None or _connections(running) != _connections(fitted):
         log.warning(
-            "limits.connections: %d client connections of each process do not fit into %d file descriptors, of which "
-            "backends, probes, the admin listener and files need some; %s. Raise the hard limit to %d "
-            "(ulimit -Hn, LimitNOFILE=, --ulimit nofile=), or set limits.connections",
-            *(wanted, descriptors, lowered, descriptors_needed(share, wanted)),
+            "limits.connections: %d client connections of each process do not fit into %d file descriptors, beside "
+            "those of backends, probes, the admin listener and files; lowered: %s. Raise the hard limit to %d "
+            "(ulimit -Hn, LimitNOFILE=, --ulimit nofile=), or set limits.connections and max_connections",
+            *(wanted, descriptors, " and ".join(lowered), descriptors_needed(share, wanted)),
         )
-    return msgspec.structs.replace(config, limits=limits, backends=backends)
+    return fitted
+
+
+def _connections(config: Config) -> list[int | None]:
+    """How many connections there may be, to clients and to each backend."""
+    return [config.limits.connections, *(backend.max_connections for backend in config.backends.values())]
 
 
 def descriptors_needed(config: Config, connections: int) -> int:

@@ -62,8 +62,8 @@ class Member:
     """The client's reply, from the batch; None: the request has to go alone."""
     batch: Call | None = None
     """The request to the server that has its rows, once it was sent."""
-    beside: "list[Member]" = field(default_factory=list)
-    """Those that are in `batch`, without those that have left and were recorded."""
+    beside: list[None] = field(default_factory=list)
+    """Shared by all that are in `batch`: an element for each, but for those that have left and were recorded."""
     doubt: list[str] | None = None
     """Of a batch whose answer could not be read: why, once for each of its requests that has not succeeded alone yet.
 
@@ -151,11 +151,11 @@ class Lane:
             return answered
         finally:
             if member.has_left:
-                if member.batch is None:
-                    call.exchange.batch_rows = 0
-                else:
-                    member.beside.remove(member)
+                if member.batch is not None:
+                    member.beside.pop()
                     _record(member.batch, [member], are_counted=bool(member.beside))
+                if member.batch is None or not member.batch.exchange.attempts:
+                    call.exchange.batch_rows = 0
                 waiting = self._waiting.get(member.kind, [])
                 if member in waiting:  # its body is counted no more, and must not stay until the others go
                     waiting.remove(member)
@@ -242,7 +242,7 @@ class Lane:
         shares = [member.share for member in members]
         call.rows = sum(share.rows for share in shares)
         header, blobs = joined(shares, call.exchange.request_id)
-        beside = members.copy()
+        beside = [None] * len(members)
         for member in members:
             member.move()
             member.batch, member.beside = call, beside

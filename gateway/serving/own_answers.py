@@ -6,6 +6,7 @@ clients that first ask whether a server is there find one server, whatever backe
 """
 
 import asyncio
+import math
 from typing import Any
 
 import msgspec
@@ -189,8 +190,10 @@ async def _listed(call: Call, upstream: Upstream, body: bytes) -> list[Any] | No
     asked = call.asked(fields, Body(whole=body or b"{}"), INDEX, is_metadata=True, is_read_whole=True)
     try:
         call.plan.check_path(INDEX, upstream.plan)
-        models = await upstream.call(asked, call.exchange.attempts, read)
-    except (GatewayError, msgspec.DecodeError, RecursionError):
+        total_at = asyncio.get_running_loop().time() + upstream.plan.settings.timeouts.total
+        total_at = min(total_at, call.request.deadline_s or math.inf)
+        models = await upstream.call(asked, call.exchange.attempts, read, total_at=total_at)
+    except (GatewayError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     names = call.plan.router.names_for_clients(upstream.name)
     return [_renamed(model, names) for model in models] if isinstance(models, list) else None

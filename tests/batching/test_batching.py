@@ -1,11 +1,13 @@
 """Requests that go to the server together: each client its own rows, id and error, whatever the others do."""
 
 import asyncio
+import gc
 import io
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import tritonclient.grpc.aio as triton
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.serving.batching import MAX_UNBATCHED
+from gateway.serving.batching import MAX_UNBATCHED, Member
 from tests.conftest import HEADER_LENGTH, Client, Connection, Reply, access_lines, lying, running, tensor
 from tests.system.scripted import total
 
@@ -607,6 +609,23 @@ async def test_all_clients_of_a_batch_leave(soon: Both) -> None:
     samples = await client.metrics()
     assert total(samples, "upstream_requests_total") == len(server.asked) == 3
     assert total(samples, "batch_rows_sum") == sum(server.rows) == 1 + 3 + 1
+
+
+async def test_a_batch_that_is_served_leaves_nothing_for_the_garbage_collector(soon: Both) -> None:
+    server, client = soon
+    gc.collect()
+    gc.disable()
+    try:
+        asked = [partial(ask, client, value) for value in range(4)]
+        assert [reply.status for reply in await together(server, client, *asked)] == [200] * 4
+        for _ in range(200):  # a timer holds them for `max_delay`
+            if not any(isinstance(each, Member) for each in gc.get_objects()):
+                break
+            await asyncio.sleep(0.01)
+        else:
+            pytest.fail("members of a batch are still there")
+    finally:
+        gc.enable()
 
 
 async def test_paths_that_clients_make_up_are_not_kept(both: Both) -> None:

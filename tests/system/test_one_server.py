@@ -65,7 +65,7 @@ async def test_clients_find_one_server_whatever_is_behind_it(server: JsonServer)
             await application.stop()
 
 
-@pytest.mark.parametrize("text", [b"[", b'{"name": 5}', b"[" * 100_000])
+@pytest.mark.parametrize("text", [b"[", b'{"name": 5}', b"[" * 100_000, b'[{"name":"\xe9"}]'])
 async def test_lists_that_are_none_are_left_out(server: JsonServer, text: bytes) -> None:
     async def broken(seen: Seen) -> bool:
         await seen.answer(text)

@@ -13,6 +13,7 @@ bits of a float64 tell whether it lies so; then the decimal is looked up in the 
 
 import json
 import math
+import re
 import struct
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
@@ -50,12 +51,6 @@ MAX_EXPONENTS = 64
 """How many numbers of one text may have an exponent for simdjson to read it. With 19 digits or more, as `%.18e` writes
 them, each such number takes simdjson 1 to 14 us, and orjson 0.1."""
 
-LONG_NUMBER_BYTES = 21
-"""From this length on, with its comma, a number may have more than 18 digits, which takes simdjson 0.4 us and more."""
-
-SAMPLE_BYTES = 1024
-"""How much of a longer text shows how long its numbers are."""
-
 MAX_TIES = 256
 """How many numbers of one piece are looked up in its text at most, at a microsecond each."""
 
@@ -84,6 +79,8 @@ _BITS = np.dtype("<u8")
 _LOW_BYTES_OF_TIE = b"\0\0\0"
 """A float64 between two neighbours of FP32 has at most 25 significant bits, also below the smallest normal number. So
 the low 28 of its 52 are zero, and of FP16 and BF16 more."""
+_SAMPLE_BYTES = 256  # so much of a longer text shows how long its numbers are
+_LONG_NUMBER = re.compile(rb"[1-9][0-9.]{18}[0-9]")
 _BESIDE_LETTERS = b"[]rueals," + SPACE
 _NONFINITE = {None: math.nan, "NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -93,11 +90,11 @@ def most_bytes() -> int:
     return NATIVE_PIECE_BYTES if _PARSER is not None else LIST_PIECE_BYTES
 
 
-def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
+def parse(text: bytes | bytearray, datatype: Datatype, *, can_be_cut: bool = True) -> tuple[Array, Any] | None:
     """The numbers in *text* (one JSON array, at most `MAX_DEPTH` deep), exactly; None if they need the tolerant path.
 
     As float64, int64 or uint64, shape [n]; booleans as `bool`, or as 1 and 0. And the lists that the parser made.
-    Raises `LongTextError`.
+    Raises `LongTextError` if it takes too long and *can_be_cut*.
     """
     if datatype.kind is Kind.BOOL and (_TRUE in text or _FALSE in text):
         # simdjson's buffers have no booleans, but in JSON nothing but words leaves these letters
@@ -112,7 +109,8 @@ def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | No
     if _PARSER is not None and not _is_slow(text, datatype):
         parsed = _parse_natively(_PARSER, text, datatype)
     else:
-        _check_length(text)
+        if can_be_cut:
+            _check_length(text)
         parsed = _parse_as_list(text, datatype)
     if parsed is None or datatype.kind is Kind.INTEGER or _MINUS not in text:
         return parsed
@@ -159,16 +157,16 @@ def _parse_as_list(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, 
 
 
 def _is_slow(text: bytes | bytearray, datatype: Datatype) -> bool:
-    """Whether simdjson reads the numbers in *text* slowly: many have an exponent, or more than 18 digits.
+    """Whether simdjson reads the numbers in *text* slowly: many have an exponent, or more than 18 significant digits.
 
-    Of their digits the beginning of a long text is asked, since a server writes all numbers of a tensor in one way.
+    Such a number takes it 0.4 us and more. Of the digits only the beginning of a long text is asked, since a server
+    writes all numbers of a tensor in one way.
     """
     if sum(occurrences(text, mark) for mark in (b"e", b"E") if text.find(mark) >= 0) > MAX_EXPONENTS:
         return True
-    if datatype.kind is not Kind.FLOAT or len(text) <= SAMPLE_BYTES:
+    if datatype.kind is not Kind.FLOAT or len(text) <= _SAMPLE_BYTES:
         return False
-    sample = text[:SAMPLE_BYTES].translate(None, b"[]" + SPACE)
-    return len(sample) > LONG_NUMBER_BYTES * sample.count(b",")
+    return _LONG_NUMBER.search(text, 0, _SAMPLE_BYTES) is not None or text.find(b",", 0, _SAMPLE_BYTES) < 0
 
 
 def _has_negative_zero(text: bytes | bytearray) -> bool:

@@ -136,7 +136,7 @@ class NumberSink(TensorSink):
         """See `Prover`: each value may have to be looked at, and lists may be nested in any way."""
         layout = self._layout
         text = layout.listed(text)
-        parsed = parse(text, self._datatype)
+        parsed = parse(text, self._datatype, can_be_cut=False)  # a long one has no comma
         if parsed is not None:
             self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
             values, lengths = parsed[0], layout.lengths_in(parsed[1], text)

@@ -104,7 +104,7 @@ def _is_known(message: Request | Answer, entries: Iterable[Entry]) -> bool:
 def _check_parameters(parameters: Parameters) -> None:
     """Raise `CodecError` for an answer's parameter that is no number: it may say something of one client's rows."""
     for name, value in parameters.items():
-        if name != "content_type" and bytes(value)[:1] in b'"[{':
+        if name != "content_type" and restore_literals(bytes(value))[:1] in b'"[{':
             raise CodecError(f"the parameter {name[:64]!r} of the answer may say something of one client's rows")
 
 

@@ -32,10 +32,12 @@ def read(
     shapes: dict[str, tuple[int, ...]] | None = None,
     limits: HeaderLimits = LIMITS,
     error: str = "$",
+    missing: str | None = None,
 ) -> dict[str, Any]:
     """The outputs of the answer *text*: shape and values by name. *error* is the configuration's path of reasons."""
     described = {
-        name: TensorDescription(DATATYPES[datatype], (shapes or {}).get(name)) for name, datatype in datatypes.items()
+        name: TensorDescription(DATATYPES[datatype], (shapes or {}).get(name), missing=missing)
+        for name, datatype in datatypes.items()
     }
     form = AnswerForm(tree_of(paths))
     template = Template("/predict", Body(None, {}), form, tuple(steps_of(error)))
@@ -303,6 +305,7 @@ def test_null_is_the_value_of_an_output_that_is_one_number_or_may_be_missing() -
     """Servers write a NaN as null, and the configuration says that there is no list around it."""
     scalar = read('{"v": null}', {"y": "$.v"}, {"y": "FP32"}, shapes={"y": ()})
     assert scalar == {"y": ([], [pytest.approx(np.nan, nan_ok=True)])}
+    assert read('{"v": null}', {"y": "$.v"}, {"y": "BYTES"}, missing="none") == {"y": ([], ["none"])}
 
 
 def test_shapes_that_are_said_are_demanded() -> None:

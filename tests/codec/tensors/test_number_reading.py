@@ -29,7 +29,7 @@ FP32_READ_TWICE_BITS = 0x15AE43FD
 PARSE = number_parsing.parse
 
 
-def parse_empty_lists(text: bytes, datatype: Datatype) -> tuple[Array, Any] | None:
+def parse_empty_lists(text: bytes, datatype: Datatype, *, can_be_cut: bool = True) -> tuple[Array, Any] | None:
     """What `parse` returns for lists without numbers; None for all others."""
     return None if text.translate(None, b"[], \t\r\n") else PARSE(text, datatype)
 
@@ -478,6 +478,41 @@ def test_values_for_the_tolerant_path_among_numbers_in_lists_of_their_own(words:
     answer = one_output(f"{'[' * rank}{between.join(texts)}{']' * rank}", "FP32", str([len(texts), *[1] * (rank - 1)]))
     expected = np.array([np.nan if text in ("null", "NaN") else float(text) for text in texts], "<f4")
     assert only_blob(answer, 65536) == expected.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(3,), None])
+@pytest.mark.parametrize(
+    "number", [f"0.{'1' * 65_000}", f"0.{'0' * 65_000}1", f"1.23456789012345678901234{' ' * 65_000}"]
+)
+def test_a_number_that_no_piece_can_be_cut_in_is_read_as_any_other(number: str, shape: tuple[int, ...] | None) -> None:
+    """What orjson takes too long for is read in shorter pieces, but only where there is a comma."""
+    sink = NumberSink("x", DATATYPES["FP64"], shape)
+    buffer = bytearray(f"[1,{number},1]".encode())
+    while not sink.done:
+        taken = sink.step(buffer)
+        assert taken
+        del buffer[:taken]
+    values = np.concatenate([np.frombuffer(blob, "<f8") for blob in sink.blobs()])
+    assert values.tolist() == [1, float(number), 1]
+
+
+@pytest.mark.parametrize("n_digits", [60_000, 65_470, 65_500, 65_530])
+def test_a_bare_number_is_read_up_to_the_largest_piece(n_digits: int) -> None:
+    sink = NumberSink("x", DATATYPES["FP64"], None)
+    assert sink.step(bytearray(f"0.{'1' * (n_digits - 2)}}}".encode())) == n_digits
+    assert np.frombuffer(sink.blobs()[0], "<f8").tolist() == [float("0." + "1" * 30)]
+
+
+@pytest.mark.parametrize("scale", [1, 0.03, 1e-3])
+@pytest.mark.parametrize("datatype", ["<f4", "<f8"])
+def test_numbers_as_python_prints_them_are_read_in_the_longest_pieces(
+    scale: float, datatype: str, piece_bytes: int
+) -> None:
+    """Those have 17 significant digits at most, whatever zeros are before them."""
+    values = (np.random.default_rng(1).random(30_000) * scale + 1e-4).astype(datatype).tolist()
+    buffer = bytearray(json.dumps(values).encode())
+    sink = NumberSink("x", DATATYPES["FP64"], (len(values),))
+    assert piece_bytes - 100 < sink.step(buffer) <= piece_bytes
 
 
 @pytest.mark.parametrize("rank", [9, 31, 63])

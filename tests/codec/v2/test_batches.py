@@ -1,6 +1,7 @@
 """Requests joined and answers divided: what each gets is what it would have got alone, or it goes alone."""
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -166,7 +167,9 @@ def test_parameters_that_may_say_something_of_rows_reach_no_client(value: Any, i
         run(divided(reply, shares(1, 2)))
 
 
-@pytest.mark.parametrize("parameters", [None, {}, {"content_type": "np", "p": 1.5, "q": None, "r": True}])
+@pytest.mark.parametrize(
+    "parameters", [None, {}, {"content_type": "np", "p": 1.5, "q": None, "r": True}, {"p": -math.inf}]
+)
 def test_parameters_that_say_nothing_of_rows_reach_all_clients(parameters: dict[str, Any] | None) -> None:
     whole = reply_of(output(np.zeros((3, 2), "<f4")), parameters=parameters)
     for part in run(divided(whole, shares(1, 2))):
