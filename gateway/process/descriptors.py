@@ -26,7 +26,7 @@ def fit(config: Config, running: Config | None = None) -> Config:
     """Raise the soft limit of descriptors to the hard one; returns *config* with as many connections as fit.
 
     With several workers each has its own descriptors and its share. Warns if it lowers `limits.connections`, and for
-    gRPC `max_connections`, unless *running*, which a reload replaces, was lowered to as many client connections.
+    gRPC `max_connections`, unless *running*, which a reload replaces, was lowered to as many connections.
     """
     descriptors = _raise_soft_limit()
     share, backends = config.share(), config.backends
