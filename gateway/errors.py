@@ -65,6 +65,10 @@ class ForeignAnswerError(CodecError):
     """An answer whose id says that it belongs to another request."""
 
 
+class FailedAnswerError(CodecError):
+    """An answer of status 2xx that says that it is a failure. The message has the server's words."""
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be used. The message is a line for each error: file, line, key, reason."""
 
@@ -116,6 +120,8 @@ def proxy_status(error: GatewayError) -> tuple[str, str]:
 
 def blamed(error: CodecError, kind: ErrorKind) -> GatewayError:
     """The `GatewayError` of *kind* for *error*; BODY_TOO_LARGE for a request that is too large."""
+    if isinstance(error, FailedAnswerError):
+        return GatewayError(ErrorKind.BACKEND_ERROR, f"the backend answered with a failure: {error}")
     if kind is ErrorKind.MALFORMED_RESPONSE:
         # the connection is closed after every refused answer; after a foreign one, operators want to know that
         closed = "; its connection was closed" if isinstance(error, ForeignAnswerError) else ""

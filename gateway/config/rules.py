@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from gateway.codec.dialects.paths import steps_of, tree_of
+from gateway.codec.dialects.paths import canonical, steps_of, tree_of
 from gateway.codec.v2.messages import MAX_RANK
 from gateway.config.schema import (
     Access,
@@ -117,6 +117,33 @@ def _paths_fault(at: Place) -> str | None:
     return None if any(_refusal(steps_of, path) for path in at.value.values()) else _refusal(tree_of, at.value)
 
 
+def _success_fault(at: Place) -> dict[str, str]:
+    """Why the values that an answer has if it is no failure cannot be looked at, by path."""
+    model = at.part
+    faults = {path: _refusal(steps_of, path) for path in at.value}
+    faults |= {path: "expected a path without [*]" for path in at.value if "[*]" in path and not faults[path]}
+    if not any(faults.values()) and not _refusal(tree_of, model.answer):
+        notes = tree_of(model.answer, at.value).notes
+        faults |= {path: "an output wants another value there" for path in at.value if canonical(path) not in notes}
+    return {f".{path}": fault for path, fault in faults.items() if fault}
+
+
+def _order_fault(at: Place) -> str | None:
+    """Why rows cannot be put into the order that the value at a path says."""
+    model = at.part
+    if fault := _refusal(steps_of, at.value):
+        return fault
+    if steps_of(at.value).count(None) != 1:
+        return "expected a path with one [*], whose items are the rows"
+    if _refusal(tree_of, model.answer):
+        return None
+    if fault := _refusal(lambda order: tree_of(model.answer, order=order), at.value):
+        return fault
+    rows = canonical(at.value).partition("[*]")[0]
+    is_beside = any(canonical(path).startswith(f"{rows}[*]") for path in model.answer.values())
+    return None if is_beside else f"no output is in these rows: expected one with a path that begins with {rows}[*]"
+
+
 def _expected_formats(at: Place) -> str | None:
     """The formats of the dialect, if the model's is none of them."""
     formats = FORMATS.get(at.part.dialect, ())
@@ -215,8 +242,7 @@ ERRORS = (
          "expected the name of a host, such as model.example.com"),
     Rule(Headers, "set.*", lambda at: at.name.lower() in SET_BY_GATEWAY, "the gateway sets this header itself"),
     Rule(Headers, "remove.*", lambda at: not HEADER_NAME.fullmatch(at.value), "invalid header name"),
-    Rule(ModelTensor, "shape", lambda at: len(at.value) > MAX_RANK or any(size < -1 for size in at.value),
-         f"expected at most {MAX_RANK} numbers, each at least 0, or -1 for a variable dimension"),
+    Rule(ModelTensor, "shape", lambda at: len(at.value) > MAX_RANK, f"expected at most {MAX_RANK} dimensions"),
     Rule(ModelTensor, "encoding", *_FOR_STRINGS),
     Rule(ModelOutput, "missing", *_FOR_STRINGS),
     Rule(Model, "outputs", lambda at: "" in at.value, "expected a name for each of them"),
@@ -231,6 +257,9 @@ ERRORS = (
          "expected a path of it in `answer`"),
     Rule(Model, "answer", _paths_fault, "{found}"),
     Rule(Model, "error", lambda at: "[*]" in at.value, "expected a path without [*]"),
+    Rule(Model, "success", _success_fault, "{found}"),
+    Rule(Model, "order", _order_fault, "{found}"),
+    Rule(ModelRequest, "rows parallel", *_AT_LEAST_1),
     Rule(ModelRequest, "path", lambda at: set(_FIELD.findall(at.value)) - {"{model}", "{version}"},
          "expected nothing in braces but {{model}} and {{version}}"),
 
@@ -253,8 +282,13 @@ ERRORS = (
          "expected its `datatype`: neither the server nor its answers say it"),
 
     Rule(Backend, "models.*",
-         lambda at: at.part.dialect != "template" and any((at.value.request, at.value.answer, at.value.error)),
-         "`request`, `answer` and `error` are for `dialect: template`, and `dialect` is {part.dialect}"),
+         lambda at: at.part.dialect != "template" and any(
+             (at.value.request, at.value.answer, at.value.error, at.value.success, at.value.order)),
+         "`request`, `answer`, `success`, `error` and `order` are for `dialect: template`, and `dialect` is "
+         "{part.dialect}"),
+    Rule(Backend, "models.*.inputs.*",
+         lambda at: at.part.dialect not in ("template", "python") and at.value.optional,
+         "`optional` is for `dialect: template` and `python`, and `dialect` is {part.dialect}"),
     Rule(Backend, "models.*", lambda at: at.part.dialect == "template" and not at.value.request and {".request": True},
          "missing; expected what is sent, such as {{path: /predict, body: {{features: $x}}}}"),
     Rule(Backend, "models.*", lambda at: at.part.dialect == "template" and not at.value.answer and {".answer": True},
@@ -342,6 +376,8 @@ WARNINGS = (
          "every inference gets 502: set the datatypes of the outputs in `models`"),
     Rule(Backend, "dialect", lambda at: at.value == "template" and not at.part.models,
          "every inference gets 404: describe the models in `models`"),
+    Rule(Model, "request", lambda at: {f".body{place}": name for place, name in at.part.body.braced.items()},
+         "{{{found}}} is sent as it stands here: `${found}`, as a whole text, is the name at the backend"),
     Rule(Config, "listen admin", lambda at: 0 < at.value.port < 1024,
          "a port below 1024 needs a privilege, such as CAP_NET_BIND_SERVICE"),
     Rule(Config, "admin", lambda at: not at.value.is_local,

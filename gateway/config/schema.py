@@ -7,11 +7,23 @@ from typing import Any
 import msgspec
 
 from gateway.codec.dialects.body import Body
-from gateway.codec.dialects.description import ModelDescription, Template, TensorDescription
-from gateway.codec.dialects.paths import AnswerForm, steps_of, tree_of
+from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.description import ALL_ROWS, ModelDescription, Template
+from gateway.codec.dialects.paths import form_of, steps_of
 from gateway.codec.inference import BytesPolicy, HalfPrecision, NonFinite, TensorPolicy
 from gateway.codec.tensors.datatypes import DATATYPES
-from gateway.config.values import Address, Datatype, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
+from gateway.config.values import (
+    Address,
+    Datatype,
+    Dimension,
+    Duration,
+    Endpoint,
+    FilePath,
+    ProxyNetwork,
+    Size,
+    Sticky,
+    Workers,
+)
 from gateway.policy.retry import RetryRules
 from gateway.policy.routing import RouteRule
 
@@ -180,10 +192,20 @@ class ModelTensor(Part, frozen=True):
     """What is known of an input or output of a model."""
 
     datatype: Datatype | None = None
-    shape: list[int] | None = None
-    """-1 is a variable dimension."""
+    shape: list[Dimension] | None = None
+    """-1 is any size; a name is any size that is the same wherever the name stands in the model's block."""
     encoding: typing.Literal["text", "base64"] | None = None
-    """How its BYTES stand in the server's JSON; None: as `bytes` says for inputs, as text for outputs."""
+    """How its values stand in the server's JSON. Of BYTES None is what `bytes` says for inputs, text for outputs.
+
+    Numbers are JSON numbers (None), texts such as "1.5" (`text`), or their little-endian bytes in base64.
+    """
+
+
+class ModelInput(ModelTensor, frozen=True):
+    """What is known of an input of a model."""
+
+    optional: bool = False
+    """Whether requests may lack it, for `dialect: template` and `python`."""
 
 
 class ModelOutput(ModelTensor, frozen=True):
@@ -200,12 +222,16 @@ class ModelRequest(Part, frozen=True):
     """In which `{model}` and `{version}` are those of the client's path."""
     body: Any
     """The JSON, in which inputs stand as `$NAME`."""
+    rows: int | None = None
+    """The most rows of the first dimension that one request has; the answers are put together. None: all rows."""
+    parallel: int = 4
+    """How many of the requests for one inference are under way at once, where `rows` makes several."""
 
 
 class Model(Part, frozen=True):
     """What is known of the models that a pattern matches; it is merged with what their server says, and wins."""
 
-    inputs: dict[str, ModelTensor] = {}
+    inputs: dict[str, ModelInput] = {}
     outputs: dict[str, ModelOutput] = {}
     format: typing.Literal["columnar", "row", "inputs", "instances", "dataframe_split"] | None = None
     """The form of requests; None: the first of the dialect's in `FORMATS`."""
@@ -215,6 +241,10 @@ class Model(Part, frozen=True):
     """What is sent, for `dialect: template`."""
     answer: dict[str, str] = {}
     """Where answers have each output, for `dialect: template`: paths after RFC 9535."""
+    success: dict[str, Any] = {}
+    """What an answer has at these paths if it is no failure, for `dialect: template`."""
+    order: str | None = None
+    """The path of the member of each row that says which input row it is about, for `dialect: template`."""
     batch: Batch | None = None
     """None: as the backend says."""
     error: str | None = None
@@ -223,8 +253,8 @@ class Model(Part, frozen=True):
     @property
     def body(self) -> Body | None:
         """The body of inferences, as `request` says it; None without `request`."""
-        known = {name: (tensor.datatype, tensor.shape) for name, tensor in _described(self.inputs).items()}
-        return None if self.request is None else Body(self.request.body, known)
+        request = self.request
+        return None if request is None else Body(request.body, _described(self.inputs), is_row=request.rows == 1)
 
     @property
     def description(self) -> ModelDescription:
@@ -232,7 +262,14 @@ class Model(Part, frozen=True):
         template = None
         if self.request is not None and (body := self.body) is not None:
             error = tuple(steps_of(self.error)) if self.error is not None else ()
-            template = Template(self.request.path, body, AnswerForm(tree_of(self.answer)), error)
+            template = Template(
+                self.request.path,
+                body,
+                form_of(self.answer, self.success, self.error, self.order),
+                error,
+                rows=self.request.rows or ALL_ROWS,
+                parallel=self.request.parallel,
+            )
         return ModelDescription(
             _described(self.inputs),
             _described(self.outputs),
@@ -248,9 +285,10 @@ def _described(tensors: Mapping[str, ModelTensor]) -> dict[str, TensorDescriptio
     return {
         name: TensorDescription(
             DATATYPES[tensor.datatype] if tensor.datatype is not None else None,
-            tuple(tensor.shape) if tensor.shape is not None else None,
+            tuple(dimension.value for dimension in tensor.shape) if tensor.shape is not None else None,
             tensor.encoding or "",
             tensor.missing if isinstance(tensor, ModelOutput) else None,
+            isinstance(tensor, ModelInput) and tensor.optional,
         )
         for name, tensor in tensors.items()
     }
@@ -260,7 +298,9 @@ class Backend(Part, frozen=True):
     """One JSON-only server, or several that give the same answers."""
 
     endpoints: list[Endpoint]
-    dialect: typing.Literal["v2", "tensorflow", "mlflow", "template", "auto"] = "v2"
+    dialect: typing.Literal["v2", "tensorflow", "mlflow", "template", "python", "auto"] = "v2"
+    adapter: FilePath | None = None
+    """The file with the functions of `dialect: python`, relative to the configuration's file."""
     binary: typing.Literal["never", "auto", "always"] = "never"
     """Whether binary requests are passed on as they are; `auto`: to servers that say that they read them."""
     framing: typing.Literal["chunked", "content-length"] = "chunked"

@@ -11,7 +11,7 @@ from typing import Any, Union
 import msgspec
 
 from gateway.config.schema import Config, Part
-from gateway.config.values import KINDS, Endpoint, Workers, plain, shortened
+from gateway.config.values import KINDS, Dimension, Endpoint, Workers, plain, shortened
 
 _OUTSIDE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${file:PATH}: a value from outside"}
 _NAMES = {bool: "boolean", int: "integer", float: "number"}
@@ -131,5 +131,6 @@ def _scalar(type_: Any) -> dict[str, Any]:
     if type_ in KINDS:
         kind = KINDS[type_]
         text = {"type": "string", "description": kind.expected, "pattern": f"^({kind.pattern})$"}
-        return {"anyOf": [{"type": "integer", "minimum": 1}, text]} if type_ is Workers else text
+        least = {Workers: 1, Dimension: -1}.get(type_)
+        return text if least is None else {"anyOf": [{"type": "integer", "minimum": least}, text]}
     return {"enum": choices_of(type_)} if choices_of(type_) else {"type": _NAMES[type_]}

@@ -24,6 +24,7 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "tensorflow": ("columnar", "row"),
     "mlflow": ("inputs", "instances", "dataframe_split"),
     "template": (),
+    "python": (),
 }
 """The forms that requests of a dialect may have, its default first."""
 
@@ -107,6 +108,15 @@ class Workers(int):
     """How many processes; `auto` is read as one for each core that this process may use."""
 
 
+class Dimension(str):
+    """One dimension of a shape: a size, -1 for any, or a name, which is the same number wherever it stands."""
+
+    @property
+    def value(self) -> int | str:
+        """The size as a number, -1 for any; a name as it is."""
+        return int(self) if self.lstrip("-").isdigit() else str(self)
+
+
 class FilePath(str):
     """The path of a file; absolute once it was read."""
 
@@ -179,6 +189,8 @@ def _is_loopback(address: str) -> bool:
 
 def plain(value: Any) -> int | str:
     """*value*, which is of one of the kinds, as YAML has it."""
+    if isinstance(value, Dimension):
+        return value.value
     return int(value) if isinstance(value, Workers) else str(value)
 
 
@@ -188,7 +200,7 @@ def read(type_: type, value: Any, base: Path) -> Any:
     Raises `ValueError`: what was expected; never the value.
     """
     kind = KINDS[type_]
-    text = str(value) if type_ is Workers and type(value) is int else value
+    text = str(value) if type_ in (Workers, Dimension) and type(value) is int else value
     match = re.fullmatch(kind.pattern, text, re.ASCII) if isinstance(text, str) else None
     read_value = kind.read(match, base) if match is not None else None
     if read_value is None:
@@ -271,6 +283,8 @@ KINDS: dict[type, Kind] = {
                   r"unix:([^\0]+)|(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.:-]+):([0-9]{1,5})", _address),
     Endpoint: Kind("a URL of scheme, host and port, such as http://127.0.0.1:8000",
                    r"(?:http|grpc)s?://[\w.~:/\[\]@!$&'()*+,;=%?#-]+", _endpoint),
+    Dimension: Kind("a size of at least 0, -1 for any, or a name such as n", r"-1|[0-9]{1,19}|[A-Za-z_]\w{0,63}",
+                    lambda match, base: Dimension(match[0])),
     FilePath: Kind("the path of a file", ".+",
                    lambda match, base: FilePath(base / match[0]) if match[0].isprintable() else None),
     ProxyNetwork: Kind("an address, a network such as 10.0.0.0/8 (with zeros behind its length), or unix",

@@ -15,8 +15,15 @@ from gateway.backend.metadata import LIFE_S, is_undescribed
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.codec.dialects import DIALECTS
 from gateway.codec.dialects.answer import DialectAnswer
-from gateway.codec.dialects.body import WrittenRequest
-from gateway.codec.dialects.description import ModelDescription, check_known, listed, missing_datatype, v2_metadata
+from gateway.codec.dialects.body import Names, WrittenRequest
+from gateway.codec.dialects.description import (
+    ModelDescription,
+    check_known,
+    first_sizes,
+    listed,
+    missing_datatype,
+    v2_metadata,
+)
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.dialects.walk import Walk
@@ -62,6 +69,8 @@ class Foreign:
             read = partial(_read_description, call, dialect, self._configured, asked)
             self._question = Question(call, asked, read)
         self._described: ModelDescription
+        self._sizes: dict[str, int]
+        self._first_sizes: set[int]
         self._request: DialectRequest
 
     def _no_path(self) -> str:
@@ -121,10 +130,12 @@ class Foreign:
         """
         request, selection, backend = self._request, self._request.selection, self.call.backend.name
         check_known(described, request.inputs, selection, model=self.name)
+        request, self._sizes = self.dialect.fitted(request, described, self.name)
         missing = missing_datatype(described, selection, dialect=self.dialect.name, backend=backend, model=self.model)
         if missing is not None:
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
-        return self.dialect.write(request, described)
+        self._first_sizes = first_sizes(request.inputs, described)
+        return self.dialect.write(request, described, Names(self.model, self.version))
 
     # The answer
 
@@ -151,7 +162,14 @@ class Foreign:
     def _decoder(self) -> Decoder:
         call, described = self.call, self._described
         form, limits = self.dialect.answer_form(described), call.plan.header_limits
-        walk = Walk(form, described, self._request.selection, limits=limits)
+        walk = Walk(
+            form,
+            described,
+            self._request.selection,
+            limits=limits,
+            sizes=self._sizes,
+            first_sizes=self._first_sizes,
+        )
         return DialectAnswer(walk, model=self.name, request_id=self._request.id, version=self.version)
 
     # What the server says beside inferences

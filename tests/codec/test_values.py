@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.dialects.description import TensorDescription
+from gateway.codec.dialects.declared import TensorDescription
 from gateway.codec.dialects.output import Output
 from gateway.codec.json.arriving import ArrivingText
 from gateway.codec.tensors.datatypes import DATATYPES

@@ -15,7 +15,8 @@ import numpy as np
 from gateway.codec import values
 from gateway.codec.compression import Coding, Inflater
 from gateway.codec.dialects.answer import DialectAnswer
-from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.description import ModelDescription
 from gateway.codec.dialects.paths import AnswerForm, find, members_with_all, steps_of, tree_of
 from gateway.codec.dialects.walk import Walk
 from gateway.codec.inference import BytesPolicy, NonFinite, OutputSelection, TensorPolicy

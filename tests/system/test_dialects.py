@@ -548,8 +548,17 @@ async def test_a_request_of_a_sequence_is_refused_where_there_are_none(settings:
 
 async def test_parameters_go_to_mlflow() -> None:
     async with before(Scripted(b'{"predictions": [1]}'), MLFLOW + ONE) as stage:
-        assert (await stage.infer(parameters={"sequence_id": 5, "priority": 1})).status == 200
-        assert stage.body["params"] == {"sequence_id": 5, "priority": 1}
+        assert (await stage.infer(parameters={"sequence_id": 0, "priority": 1, "alpha": 0.5})).status == 200
+        assert stage.body["params"] == {"alpha": 0.5}
+        assert "has no sequences" in error_of(await stage.infer(parameters={"sequence_id": 5}), 400)
+
+
+@pytest.mark.rule("11.1")
+async def test_a_parameter_that_tensorflow_would_not_get_is_refused() -> None:
+    async with before(tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), TENSORFLOW) as stage:
+        words = error_of(await stage.infer(parameters={"alpha": 0.5}), 400)
+        assert words.startswith("parameter 'alpha': the body for model 'm' has no place for it")
+        assert not stage.sent
 
 
 async def test_a_refusal_keeps_its_status_and_its_words() -> None:

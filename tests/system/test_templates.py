@@ -316,7 +316,7 @@ backends:
           body:
             v: $nope
             e: {$each: [$n]}
-        answer: {y: "$.a[*].b[*]", other: $.x}
+        answer: {y: "$.a[*]b", other: $.x}
         error: "$.e[*]"
       b:
         request: {path: "/x/{foo}"}
@@ -334,8 +334,8 @@ def test_mistakes_are_told_with_their_lines() -> None:
         (10, "models.a.outputs.z"): "expected",
         (12, "models.a.request.path"): "expected a path",
         (14, "models.a.request.body.v"): "no such input: there are x, n",
-        (15, "models.a.request.body.e.$each"): "the same first dimension: `n` a scalar",
-        (16, "models.a.answer.y"): "expected at most one [*]",
+        (15, "models.a.request.body.e.$each"): "expected an input with rows: `n` has none",
+        (16, "models.a.answer.y"): "expected a path such as",
         (16, "models.a.answer.other"): "no such output",
         (17, "models.a.error"): "expected a path without [*]",
         (18, "models.b.answer"): "missing; expected where each output stands",
@@ -351,9 +351,9 @@ def test_mistakes_are_told_with_their_lines() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("dialect: v2, models: {a: {request: {path: /x, body: 1}}}", "models.a: `request`, `answer` and `error`"),
+        ("dialect: v2, models: {a: {request: {path: /x, body: 1}}}", "models.a: `request`, `answer`, `success`"),
         ("dialect: mlflow, models: {a: {answer: {y: $}, outputs: {y: {datatype: FP32}}}}",
-         "models.a: `request`, `answer` and `error`"),
+         "models.a: `request`, `answer`, `success`"),
         ("dialect: template, models: {a: {}}", "models.a.request: missing; expected what is sent"),
         ("dialect: template, models: {a: {request: {path: /x, body: null}, inputs: {x: {}}}}",
          "a.request.body: input `x` stands nowhere in it"),
@@ -371,3 +371,144 @@ def test_what_does_not_go_together_is_told(settings: str, words: str) -> None:
     text = f"backends: {{legacy: {{endpoints: ['http://127.0.0.1:1'], {settings}}}}}"
     errors = [f"{each.key}: {each.reason}" for each in inspect_bytes(text.encode(), "f").errors]
     assert any(words in error for error in errors), errors
+
+
+NEW = """
+dialect: template
+models:
+  a:
+    inputs: {x: {datatype: FP32, shape: [n, 4], optional: true}, q: {datatype: BYTES, shape: []}}
+    outputs: {y: {datatype: FP32, shape: [n]}, z: {datatype: FP32}}
+    request: {path: /x, body: {x: $x, q: $q}}
+    answer: {y: "$.r[*].y", z: $.z}
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("success: {$.status: ok, $.code: 0}", ""),
+        ("success: {$.r.ok: true}", "success.$.r.ok: an output wants another value there"),
+        ("success: {'$.r[*].ok': true}", "success.$.r[*].ok: expected a path without [*]"),
+        ("success: {status: ok}", "success.status: expected a path such as"),
+        ("order: '$.r[*].index'", ""),
+        ("order: $.index", "order: expected a path with one [*]"),
+        ("order: '$.other[*].index'", "order: no output is in these rows: expected one with a path that begins with"),
+        ("order: '$.r[*].y'", "order: the paths of the outputs `y`, `order` do not fit together"),
+        ("order: index", "order: expected a path such as"),
+    ],
+)
+def test_what_answers_say_of_themselves_is_checked(key: str, words: str) -> None:
+    text = f"backends: {{legacy: {{endpoints: ['http://127.0.0.1:1'], {key_of(NEW, key)}}}}}"
+    errors = [f"{each.key}: {each.reason}" for each in inspect_bytes(text.encode(), "f").errors]
+    assert (any(words in error for error in errors) and len(errors) == 1) if words else not errors, errors
+
+
+def key_of(settings: str, key: str) -> str:
+    """*settings* with a *key* of their model."""
+    loaded = yaml.safe_load(settings)
+    loaded["models"]["a"] |= yaml.safe_load(f"{{{key}}}")
+    return str(yaml.safe_dump(loaded, default_flow_style=True, width=10**6)).strip().removeprefix("{").removesuffix("}")
+
+
+def test_braces_that_mean_nothing_in_a_body_are_pointed_out() -> None:
+    models = {"m": {**IRIS, "request": {"path": "/{model}", "body": {"x": "$x", "m": "{model}"}}}}
+    settings = yaml.safe_dump({"endpoints": ["http://127.0.0.1:1"], "dialect": "template", "models": models})
+    text = json.dumps({"backends": {"b": yaml.safe_load(settings)}})
+    warnings = {each.key: each.reason for each in inspect_bytes(text.encode(), "f").warnings}
+    assert warnings["backends.b.models.m.request.body.m"].startswith("{model} is sent as it stands here: `$model`")
+
+
+@pytest.mark.rule("11.7")
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ([2, 3], "input 'x' (FP32, shape [2, 3]): model 'iris' takes the shape [-1, 4], got [2, 3]"),
+        ([4], "takes the shape [-1, 4], got [4]"),
+    ],
+)
+async def test_a_shape_that_the_file_does_not_state_is_refused(shape: list[int], words: str) -> None:
+    async with before(Legacy()) as stage:
+        reply = await stage.infer("iris", numbers("x", np.zeros(shape, np.float32), "FP32"))
+        assert words in error_of(reply, 400)
+        assert not stage.server.seen
+
+
+PAIR: Mapping[str, Any] = {
+    "inputs": {"query": {"datatype": "BYTES", "shape": []}, "texts": {"datatype": "BYTES", "shape": ["n"]}},
+    "outputs": {"score": {"datatype": "FP64", "shape": ["n"]}},
+    "request": {"path": "/rank", "body": {"query": "$query", "texts": "$texts", "k": {"$parameters": {"top": 3}}}},
+    "answer": {"score": "$.r[*].score"},
+    "order": "$.r[*].index",
+    "success": {"$.ok": True},
+    "error": "$.why",
+}
+
+
+def ranked(*indexes: int, **more: Any) -> bytes:
+    rows = [{"index": index, "score": index + 0.25} for index in indexes]
+    return json.dumps({"ok": True, "r": rows, **more}).encode()
+
+
+@pytest.mark.rule("11.7")
+async def test_a_scalar_and_one_value_are_the_same_and_two_are_refused() -> None:
+    async with before(Legacy(ranked(1, 0)), {"rank": PAIR}) as stage:
+        reply = await stage.infer("rank", strings("query", b"q"), strings("texts", b"a", b"b"), id="")
+        assert np.frombuffer(reply.binary, np.float64).tolist() == [0.25, 1.25]
+        assert json.loads(stage.server.seen[0].body) == {"query": "q", "texts": ["a", "b"], "k": {"top": 3}}
+        words = error_of(await stage.infer("rank", strings("query", b"q", b"r"), strings("texts", b"a")), 400)
+        assert words == "input 'query' (BYTES, shape [2]): model 'rank' takes the shape [], got [2]"
+        assert len(stage.server.seen) == 1
+
+
+@pytest.mark.rule("11.7")
+@pytest.mark.parametrize(
+    ("answer", "reason", "words"),
+    [
+        (ranked(0), "malformed_response", "the answer has 1 rows, and the request has 2"),
+        (ranked(), "malformed_response", "the answer has 0 rows, and the request has 2"),
+        (ranked(1, 1), "malformed_response", "expected each of the rows 0 to 1 once, got 1, 1"),
+        (ranked(0, 1, ok=False, why="no disk"), "backend_error", "no disk"),
+        (b'{"ok": true, "r": null, "error": "no disk"}', "backend_error", "no disk"),
+    ],
+)
+async def test_an_answer_to_other_rows_or_of_a_failure_is_told(answer: bytes, reason: str, words: str) -> None:
+    async with before(Legacy(answer), {"rank": PAIR}) as stage:
+        reply = await stage.infer("rank", strings("query", b"q"), strings("texts", b"a", b"b"))
+        assert words in error_of(reply, 502)
+        counted = {key for key, value in (await stage.client.metrics()).items() if "errors_total{" in key and value}
+        assert [f'reason="{reason}"' in key for key in counted] == [True]
+
+
+@pytest.mark.rule("11.7")
+async def test_parameters_go_where_they_have_a_place_and_are_refused_elsewhere() -> None:
+    async with before(Legacy(ranked(0)), {"rank": PAIR, "iris": IRIS}) as stage:
+        inputs = strings("query", b"q"), strings("texts", b"a")
+        own = {"binary_data_output": True, "top": 1, "priority": 2, "sequence_id": 0}
+        assert (await stage.infer("rank", *inputs, parameters=own)).status == 200
+        assert json.loads(stage.server.seen[0].body)["k"] == {"top": 1}
+        words = error_of(await stage.infer("rank", *inputs, parameters={"tpo": 1}), 400)
+        assert words.startswith("parameter 'tpo': the body for model 'rank' has no place for it ('top' have one)")
+        words = error_of(await stage.infer("iris", numbers("x", X, "FP32"), parameters={"top": 1}), 400)
+        assert words.startswith("parameter 'top': the body for model 'iris' has no place for it; `$parameters`")
+        words = error_of(await stage.infer("rank", *inputs, parameters={"sequence_id": 3}), 400)
+        assert "this backend has no sequences" in words
+        assert len(stage.server.seen) == 1
+
+
+@pytest.mark.rule("11.7")
+async def test_members_that_no_output_needs_may_have_any_size() -> None:
+    beside = b'"echo": [%b1], ' % (b'"x",' * 400_000)
+    async with before(Legacy(GOOD.replace(b"{", b"{" + beside, 1))) as stage:
+        assert (await stage.infer("iris", numbers("x", X, "FP32"))).status == 200
+
+
+@pytest.mark.rule("11.7")
+async def test_the_model_and_its_version_may_stand_in_the_body() -> None:
+    named = {**IRIS, "request": {"path": "/predict", "body": {"x": "$x", "m": "$model", "v": "$version"}}}
+    async with before(Legacy(), {"i*": named}) as stage:
+        for version, path in ((None, "/v2/models/iris"), ("7", "/v2/models/iris/versions/7")):
+            reply = await stage.infer("iris", numbers("x", X, "FP32"), path=f"{path}/infer")
+            assert reply.status == 200, reply.body
+            body = json.loads(stage.server.seen.pop().body)
+            assert (body["m"], body["v"]) == ("iris", version)

@@ -14,9 +14,9 @@ import yaml
 from msgspec import structs
 
 from gateway.codec.dialects.body import Body
+from gateway.codec.dialects.declared import TensorDescription
 from gateway.codec.dialects.paths import AnswerForm, Step
 from gateway.codec.inference import MAX_NAME, OutputSelection, Tensor, label_of
-from gateway.codec.tensors.datatypes import Datatype
 from gateway.errors import CodecError
 
 NAMELESS_INPUT = "input"
@@ -29,16 +29,8 @@ MAX_NAMED = 20
 """The most inputs or outputs that an error names."""
 
 
-class TensorDescription(msgspec.Struct, frozen=True):
-    """One input or output; None is not known."""
-
-    datatype: Datatype | None = None
-    shape: tuple[int, ...] | None = None
-    """-1 is a variable dimension."""
-    encoding: str = ""
-    """How its BYTES stand in the server's JSON, `text` or `base64`; empty: as the backend or the dialect has them."""
-    missing: str | None = None
-    """What a missing string of an output becomes; None: the answer is refused."""
+ALL_ROWS = 0
+"""As `Template.rows`: a request has all rows."""
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -50,6 +42,10 @@ class Template(msgspec.Struct, frozen=True):
     answer: AnswerForm
     error: tuple[Step, ...] = ()
     """Where errors have their reason, behind `$`; empty: where those of all servers have it."""
+    rows: int = ALL_ROWS
+    """The most rows that one request has. With 1 the body gets the row itself, without its dimension of rows."""
+    parallel: int = 4
+    """How many requests for one inference are under way at once, where `rows` makes several."""
 
 
 class ModelDescription(msgspec.Struct, frozen=True):
@@ -119,6 +115,16 @@ def check_known(
             raise CodecError(f"{label_of('output', name)} was requested, but the model has {listed(sorted(outputs))}")
 
 
+def first_sizes(inputs: Iterable[Tensor], description: ModelDescription) -> set[int]:
+    """The first dimensions of those *inputs* that may have rows; empty if none may."""
+    sizes = set()
+    for tensor in inputs:
+        described = description.input_called(tensor.name)
+        if tensor.shape and (described is None or described.has_rows):
+            sizes.add(tensor.shape[0])
+    return sizes
+
+
 def missing_datatype(
     description: ModelDescription, selection: OutputSelection, *, dialect: str, backend: str, model: str
 ) -> str | None:
@@ -163,7 +169,8 @@ def v2_metadata(model: str, description: ModelDescription) -> bytes:
         metadata[section] = entries = []
         for name, tensor in tensors.items():
             datatype = {"datatype": tensor.datatype.name} if tensor.datatype is not None else {}
-            shape = (-1,) if tensor.shape is None else tensor.shape
+            sizes = (-1,) if tensor.shape is None else tensor.shape
+            shape = [size if isinstance(size, int) else -1 for size in sizes]
             entries.append({"name": name or NAMELESS_INPUT, **datatype, "shape": shape})
     return msgspec.json.encode(metadata)
 

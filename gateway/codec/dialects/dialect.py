@@ -1,15 +1,19 @@
 """What a dialect is: everything by which a server that speaks it differs from a server of V2."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
-from gateway.codec.dialects.body import WrittenRequest
-from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription
+from msgspec import structs
+
+from gateway.codec.dialects.body import NO_NAMES, Names, WrittenRequest
+from gateway.codec.dialects.declared import declared_text, fits
+from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription, listed
 from gateway.codec.dialects.paths import AnswerForm, reason_at
-from gateway.codec.dialects.request import DialectRequest
-from gateway.codec.inference import BytesPolicy, Tensor
+from gateway.codec.dialects.request import DialectRequest, own_parameters
+from gateway.codec.inference import MAX_NAME, BytesPolicy, Tensor, shape_text
+from gateway.codec.json.members import Members
 from gateway.codec.tensors.datatypes import Datatype
 from gateway.codec.tensors.string_printing import StringForm
 from gateway.errors import CodecError
@@ -55,7 +59,10 @@ class Dialect:
         *description* is what the configuration says of the model.
         """
         template = description.template
-        if template is None or ("{version}" in template.path) != (version is not None):
+        if template is None:
+            return Paths()
+        is_in_path = "{version}" in template.path
+        if (is_in_path and version is None) or (version and not is_in_path and not template.body.uses_version):
             return Paths()
         return Paths(template.path.replace("{model}", quoted(model)).replace("{version}", quoted(version or "")))
 
@@ -66,6 +73,36 @@ class Dialect:
     def read_description(self, text: bytes, signature: str) -> ModelDescription:
         """What a server's description, *text*, says of *signature* (empty: the usual one). Raises `CodecError`."""
         raise CodecError(f"servers of dialect {self.name!r} do not describe their models")
+
+    def parameters(self, description: ModelDescription) -> Collection[str] | None:
+        """The parameters of their own that requests may have; None: any."""
+        return description.template.body.parameters if description.template is not None else ()
+
+    def fitted(
+        self, request: DialectRequest, description: ModelDescription, model: str
+    ) -> tuple[DialectRequest, dict[str, int]]:
+        """*request* with the shapes that *description* declares, and the sizes that names in these have.
+
+        A scalar and a tensor of shape [1] are one, where that is the only difference. *model* is the client's name of
+        it. Raises `CodecError` for a parameter that the server would not get, and, where the configuration alone knows
+        the model, for another shape.
+        """
+        parameters = own_parameters(request.parameters) if request.parameters else request.parameters
+        self._check_parameters(parameters, description, model)
+        inputs, sizes = request.inputs, dict[str, int]()
+        if self.is_configured:
+            inputs = [_fitted(tensor, description, sizes, model) for tensor in inputs]
+        return structs.replace(request, inputs=inputs, parameters=parameters), sizes
+
+    def _check_parameters(self, parameters: Members, description: ModelDescription, model: str) -> None:
+        known = self.parameters(description)
+        for name in parameters if known is not None else ():
+            if name not in (known or ()):
+                there = f" ({listed(sorted(known))} have one)" if known else ""
+                raise CodecError(
+                    f"parameter {name[:MAX_NAME]!r}: the body for model {model!r} has no place for it{there}; "
+                    "`$parameters` in the configuration's body sends parameters on"
+                )
 
     def body(self, request: DialectRequest, description: ModelDescription) -> Any:
         """What is sent for *request*: JSON with a `Place` wherever something of it stands.
@@ -89,10 +126,15 @@ class Dialect:
             raise CodecError(f"{request.octets[name]}, and JSON has only text; set {key} if it reads base64")
         return StringForm.BASE64 if encoding == "base64" else StringForm.TEXT
 
-    def write(self, request: DialectRequest, description: ModelDescription) -> WrittenRequest:
-        """The body of *request* to the model. Raises `CodecError` for what it cannot say."""
-        strings = partial(self.string_form, request, description)
-        return WrittenRequest(self.body(request, description), request, strings, self.datatypes)
+    def write(self, request: DialectRequest, description: ModelDescription, names: Names = NO_NAMES) -> WrittenRequest:
+        """The body of *request* to the model that the backend knows by *names*.
+
+        Raises `CodecError` for what it cannot say.
+        """
+        strings, template = partial(self.string_form, request, description), description.template
+        body = self.body(request, description)
+        of_template = template.body if template is not None else None
+        return WrittenRequest(body, request, strings, self.datatypes, names, of_template)
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """How the model's answers are put together."""
@@ -106,3 +148,16 @@ class Dialect:
         """
         template = description.template
         return reason_at(template.error, text) if template is not None and template.error else None
+
+
+def _fitted(tensor: Tensor, description: ModelDescription, sizes: dict[str, int], model: str) -> Tensor:
+    """*tensor* with the shape that *description* declares; see `Dialect.fitted`."""
+    described = description.input_called(tensor.name)
+    declared = described.shape if described is not None else None
+    if declared is None or fits(declared, tensor.shape, sizes):
+        return tensor
+    other = {(): (1,), (1,): ()}.get(tensor.shape)
+    if other is None or not fits(declared, other, sizes):
+        said, got = declared_text(declared, sizes), shape_text(tensor.shape)
+        raise CodecError(f"{tensor}: model {model!r} takes the shape {said}, got {got}")
+    return structs.replace(tensor, shape=other)

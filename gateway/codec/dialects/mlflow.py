@@ -45,6 +45,9 @@ class MLflow(Dialect):
             raise CodecError(f"the model has one input, which has no name; the request has {len(inputs)}")
         return {**params, "inputs": Place(inputs[0].name)}
 
+    def parameters(self, description: ModelDescription) -> None:
+        """Any: they become `params`."""
+
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """What the model returns: nested data, several of them in a list, an object by name, or the rows of a table."""
         return _ANSWER

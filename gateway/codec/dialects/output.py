@@ -1,12 +1,19 @@
 """One output of an answer in another dialect than V2: what the client is to get of it, and its values so far."""
 
-from gateway.codec.dialects.description import TensorDescription
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.codec.dialects.declared import ANY, TensorDescription, declared_text, fits
 from gateway.codec.inference import label_of, shape_text
-from gateway.codec.json.arriving import STEP, ArrivingText, Reading
+from gateway.codec.json.arriving import STEP, ArrivingText, Reading, stepwise
 from gateway.codec.json.members import excerpt
 from gateway.codec.json.pieces import OBJECT
 from gateway.codec.tensors.datatypes import BYTES, Datatype
+from gateway.codec.tensors.elements import joined_blobs
 from gateway.codec.tensors.number_reading import NumberSink
+from gateway.codec.tensors.row_order import rows_in_order
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.values import SHORT_BYTES, Value, short_value
 from gateway.errors import CodecError
@@ -31,11 +38,18 @@ class Output:
     _sink: NumberSink | BytesSink | None = None
 
     def __init__(
-        self, name: str, described: TensorDescription, datatype: Datatype, path: str = "", *, b64_objects: bool = False
+        self,
+        name: str,
+        described: TensorDescription,
+        datatype: Datatype,
+        path: str = "",
+        sizes: dict[str, int] | None = None,
+        *,
+        b64_objects: bool = False,
     ) -> None:
         """*described* is what the model's description says of it, *path* where answers have it, if it has a path.
 
-        *b64_objects* is that of `AnswerForm`.
+        *sizes* are those of the named dimensions so far. *b64_objects* is that of `AnswerForm`.
         """
         self.name = name
         self.datatype = datatype
@@ -47,6 +61,7 @@ class Output:
         """All values on the wire that have been read, in pieces."""
         self._described = described
         self._path = path
+        self._sizes = {} if sizes is None else sizes
         self._b64_objects = b64_objects
 
     @property
@@ -62,8 +77,14 @@ class Output:
     @property
     def whole_shape(self) -> tuple[int, ...]:
         """The shape; of an empty tensor with the dimensions that its lists cannot show, where they are described."""
-        inner = (self._described.shape or ())[len(self.shape) :]
-        return (*self.shape, *inner) if 0 in self.shape and min(inner, default=0) >= 0 else self.shape
+        declared = (self._described.shape or ())[len(self.shape) :]
+        inner = [self._sizes.get(size, ANY) if isinstance(size, str) else size for size in declared]
+        return (*self.shape, *inner) if 0 in self.shape and ANY not in inner else self.shape
+
+    @property
+    def value(self) -> Value:
+        """All values that have been read."""
+        return Value(self.shape, [memoryview(blob) for blob in self.blobs], self.nonfinite)
 
     def read(self, text: Text) -> Reading[Value]:
         """Read *text*, nested data or a scalar."""
@@ -135,12 +156,22 @@ class Output:
     def check_shape(self) -> None:
         """Raise `CodecError` unless the shape is the one of the model's description, where that says it."""
         expected, shape = self._described.shape, self.whole_shape
-        if expected is None:
-            return
-        if len(shape) != len(expected) or any(size not in (-1, got) for size, got in zip(expected, shape, strict=True)):
-            raise CodecError(
-                f"{self.label}: the answer has the shape {shape_text(shape)}, and {SETTING} says {shape_text(expected)}"
-            )
+        if expected is not None and not fits(expected, shape, self._sizes):
+            said = declared_text(expected, self._sizes)
+            raise CodecError(f"{self.label}: the answer has the shape {shape_text(shape)}, and {SETTING} says {said}")
+
+    def put_in_order(self, indexes: npt.NDArray[np.int64]) -> Reading[None]:
+        """Put its rows into the order of *indexes*: row i of the answer becomes row `indexes[i]`.
+
+        Raises `CodecError` if it does not have that many rows.
+        """
+        if self.shape[:1] != indexes.shape:
+            raise CodecError(f"{self.label}: {self.shape[:1]} rows, and `order` has {len(indexes)}")
+        blobs, self.blobs = self.blobs, []
+        whole = yield from stepwise(joined_blobs([memoryview(blob) for blob in blobs]))
+        del blobs
+        row_elements = math.prod(self.shape[1:])
+        self.blobs = [(yield from stepwise(rows_in_order(whole, self.datatype, row_elements, indexes)))]
 
 
 def shown(text: Text) -> str:

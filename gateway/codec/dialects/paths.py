@@ -1,11 +1,14 @@
-"""Where outputs stand in answers: paths after RFC 9535, of `$`, `.name`, `['name']`, `[0]` and at most one `[*]`.
+"""Where outputs stand in answers: paths after RFC 9535, made of `$`, `.name`, `['name']`, `[0]` and `[*]`.
 
-The paths of all outputs of a model are one tree, along which an answer is read while it arrives.
+The paths of all outputs of a model are one tree, along which an answer is read while it arrives. Each `[*]` is a
+dimension: a list whose items are rows of the outputs inside. In the same tree are the paths of values that say
+something of the answer itself: whether it is a failure, and why.
 """
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -39,6 +42,10 @@ class Node(msgspec.Struct, frozen=True):
     """The nodes inside, by name or index; under None the node of every item of a list, which is a row of outputs."""
     outputs: Mapping[str, str] = {}
     """All outputs that the value is or has in it, by name, with their paths."""
+    noted: str = ""
+    """The path under which the value is noted; empty if it is not."""
+    notes: tuple[str, ...] = ()
+    """The paths of all values that are noted: this one, and those in it."""
     has_outputs: bool = False
     """Whether it has all outputs, in a form that shows where each of them is."""
     has_names: bool = False
@@ -64,34 +71,90 @@ def steps_of(path: str) -> list[Step]:
     if not at or at < len(path):
         expected = "a path such as $.result[0].score, made of $, .name, ['name'], [0] and [*]"
         raise CodecError(f"expected {expected}, at {path[at:]!r}")
-    if steps.count(None) > 1:
-        raise CodecError("expected at most one [*]")
     if len(steps) > MAX_STEPS:
         raise CodecError(f"expected at most {MAX_STEPS} names and indexes")
     return steps
 
 
-def tree_of(paths: Mapping[str, str]) -> Node:
-    """The tree of the *paths* of outputs, by their names. Raises `CodecError`."""
-    return node_at("$", [(output, steps_of(path)) for output, path in paths.items()])
+class Noted(str):
+    """The path of a value that is noted, in the place of an output's name."""
 
 
-def node_at(path: str, ways: list[tuple[str, list[Step]]]) -> Node:
-    """The node at *path*, from which *ways* lead to outputs. Raises `CodecError` if no answer can have all of them."""
-    first = [steps[0] if steps else () for _, steps in ways]
-    kinds = {type(step) for step in first}
-    if len(ways) == 1 and first[0] in ((), None) and len(ways[0][1]) < 2:
-        output = ways[0][0]
-        return Node(path, output, 0 if first[0] == () else ARRAY, outputs={output: path})
+ORDER = Noted("\0order")
+"""In the place of the name of an output: the value in each row that says which input row it is about."""
+
+Way = tuple[str, Sequence[Step]]
+"""The name of an output, or a `Noted`, and the steps that are left to it."""
+
+
+def tree_of(paths: Mapping[str, str], noted: Iterable[str] = (), order: str = "") -> Node:
+    """The tree of the *paths* of outputs, by their names, and of values that are *noted*.
+
+    *order* is the path of `ORDER`, which is an output as well; empty if there is none. Raises `CodecError`.
+    """
+    ways: list[Way] = [(output, steps_of(path)) for output, path in paths.items()]
+    ways += [(ORDER, steps_of(order))] if order else []
+    return node_at("$", [*ways, *((Noted(path), steps_of(path)) for path in dict.fromkeys(map(canonical, noted)))])
+
+
+def node_at(path: str, ways: list[Way]) -> Node:
+    """The node at *path*, from which *ways* lead to outputs. Raises `CodecError` if no answer can have all of them.
+
+    A path that is noted is left out where an output wants another value: `Node.notes` has those that are not.
+    """
+    real = [way for way in ways if not is_noted(way[0])]
+    outputs = {name: path + _text_of(steps) for name, steps in real}
+    noted = path if any(is_noted(name) and not steps for name, steps in ways) else ""
+    notes: tuple[str, ...] = (noted,) if noted else ()
+    if len(real) == 1 and [*real[0][1]] in ([], [None]):
+        (name, steps), *_ = real
+        return Node(path, name, ARRAY if steps else 0, {}, {name: path}, noted=noted, notes=notes)
+    after = _by_first_step(path, real, ways)
+    if not after:
+        return Node(path, noted=noted, notes=notes)
+    inside = {step: node_at(path + _text(step), those) for step, those in after.items()}
+    code = OBJECT if isinstance(next(iter(after)), str) else ARRAY
+    notes += tuple(chain.from_iterable(node.notes for node in inside.values()))
+    return Node(path, None, code, inside, outputs, noted=noted, notes=notes)
+
+
+def list_in_order(path: str, names: Sequence[str], *, in_rows: bool) -> Node:
+    """The node at *path* of a list with a value for each output of *names*; with *in_rows* of a list of such rows."""
+    row = f"{path}[*]" if in_rows else path
+    outputs = {name: f"{row}[{index}]" for index, name in enumerate(names)}
+    inside: dict[Step, Node] = {}
+    for index, (name, there) in enumerate(outputs.items()):
+        inside[index] = Node(there, name, outputs={name: there})
+    items = Node(row, code=ARRAY, inside=inside, outputs=outputs)
+    return Node(path, code=ARRAY, inside={None: items}, outputs=outputs) if in_rows else items
+
+
+def _by_first_step(path: str, real: list[Way], ways: list[Way]) -> dict[Step, list[Way]]:
+    """What is left of *ways* after their first step, by that step. Those that are *real* must agree on its kind."""
+    first = [steps[0] if steps else () for _, steps in real]
+    kinds = set(map(type, first))
     if len(kinds) > 1 or () in first:
-        names = ", ".join(f"`{output}`" for output, _ in ways)
+        names = ", ".join("`order`" if name is ORDER else f"`{name}`" for name, _ in real)
         raise CodecError(f"the paths of the outputs {names} do not fit together: at {path} they want different values")
-    behind: dict[Step, list[tuple[str, list[Step]]]] = {}
-    for output, steps in ways:
-        behind.setdefault(steps[0], []).append((output, steps[1:]))
-    inside = {step: node_at(path + _text(step), those) for step, those in behind.items()}
-    outputs = {output: path + "".join(map(_text, steps)) for output, steps in ways}
-    return Node(path, None, OBJECT if str in kinds else ARRAY, inside, outputs)
+    after: dict[Step, list[Way]] = {}
+    for name, steps in sorted(ways, key=lambda way: is_noted(way[0])):
+        if steps and type(steps[0]) in (kinds := kinds or {type(steps[0])}):
+            after.setdefault(steps[0], []).append((name, steps[1:]))
+    return after
+
+
+def is_noted(name: str) -> bool:
+    """Whether *name*, that of a way, is a path that is noted, and not an output's."""
+    return isinstance(name, Noted) and name is not ORDER
+
+
+def canonical(path: str) -> str:
+    """*path* in the one form in which nodes have it. Raises `CodecError`."""
+    return f"${_text_of(steps_of(path))}"
+
+
+def _text_of(steps: Sequence[Step]) -> str:
+    return "".join(map(_text, steps))
 
 
 def _text(step: Step) -> str:
@@ -142,3 +205,19 @@ class AnswerForm(msgspec.Struct, frozen=True):
     in_rows: bool = False
     """Whether several outputs without names are an array of rows, each a list with a value for every output; otherwise
     they are one such list."""
+    success: Mapping[str, Any] = {}
+    """The values that an answer has at these paths if it is no failure; paths are `canonical`."""
+    error: str = ""
+    """The path at which an answer says why it is a failure; empty: where those of all servers say it."""
+    order: str = ""
+    """The path of the number, in each row, of the input row that it is about; empty: rows are in order."""
+
+
+def form_of(
+    paths: Mapping[str, str], success: Mapping[str, Any], error: str | None = None, order: str | None = None
+) -> AnswerForm:
+    """The form of answers that have outputs at *paths*; the others as in `AnswerForm`. Raises `CodecError`."""
+    expected = {canonical(path): value for path, value in success.items()}
+    reason = canonical(error) if error else ""
+    tree = tree_of(paths, (*expected, *([reason] if reason else ())), order or "")
+    return AnswerForm(tree, success=expected, error=reason, order=order or "")

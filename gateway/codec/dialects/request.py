@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 import msgspec
 
 from gateway.codec.inference import OutputSelection, Tensor, TensorPolicy
-from gateway.codec.json.members import Members, restore_members
+from gateway.codec.json.members import Members, excerpt, restore_members
 from gateway.codec.json.sinks import pour
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, count_text, element_count
@@ -32,6 +32,13 @@ from gateway.codec.values import SHORT_BYTES, shaped_blob
 from gateway.errors import CodecError
 
 _LACKING = ("shared_memory_region", "classification")
+
+_PROTOCOLS_OWN = ("sequence_", "triton_")
+_PROTOCOLS_OWN_WORDS = frozenset({"priority", "timeout"})
+"""How parameters of V2 itself, and of Triton, begin or are called: they are no model's own, and no other dialect has
+them. Those of the binary extension are gone already."""
+
+_NO_SEQUENCE = (b"0", b'""', b"null")
 
 
 class DialectRequest(msgspec.Struct, frozen=True):
@@ -102,6 +109,21 @@ class DialectRequest(msgspec.Struct, frozen=True):
     def views(self) -> list[memoryview]:
         """All of the client's bytes that it holds; once they are released, its body cannot be made again."""
         return [tensor.blob for tensor in self.inputs]
+
+
+def own_parameters(parameters: Members) -> Members:
+    """The *parameters* that are not those of V2 itself. Raises `CodecError` for a sequence."""
+    sequence = parameters.get("sequence_id", b"0")
+    if sequence not in _NO_SEQUENCE:
+        raise CodecError(
+            f"sequence_id is {excerpt(sequence)}, but this backend has no sequences: it would answer each request "
+            "of one as if it stood alone; leave sequence_id out if that is meant"
+        )
+    return {name: text for name, text in parameters.items() if not _is_protocols_own(name)}
+
+
+def _is_protocols_own(name: str) -> bool:
+    return name.startswith(_PROTOCOLS_OWN) or name in _PROTOCOLS_OWN_WORDS
 
 
 def _check_outputs(request: Request) -> None:

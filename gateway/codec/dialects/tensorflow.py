@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gateway.codec.dialects.body import by_name, in_rows
-from gateway.codec.dialects.description import UNKNOWN, ModelDescription, TensorDescription, listed
+from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.description import UNKNOWN, ModelDescription, listed
 from gateway.codec.dialects.dialect import Dialect, Paths, quoted
 from gateway.codec.dialects.paths import AnswerForm, document_of, find, members_with_all, reason_at
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import label_of
-from gateway.codec.json.members import excerpt
 from gateway.codec.tensors.datatypes import DATATYPES, Array
 from gateway.codec.v2.messages import MAX_RANK
 from gateway.errors import CodecError
@@ -98,12 +98,7 @@ class TensorFlow(Dialect):
         )
 
     def body(self, request: DialectRequest, description: ModelDescription) -> Any:
-        """Columnar unless the configuration says `row`; the servers have no parameters, and no sequences."""
-        if (sequence := request.parameters.get("sequence_id", b"0")) not in (b"0", b'""', b"null"):
-            raise CodecError(
-                f"sequence_id is {excerpt(sequence)}, but this backend has no sequences: it would answer each request "
-                "of one as if it stood alone; leave sequence_id out if that is meant"
-            )
+        """Columnar unless the configuration says `row`."""
         named = {"signature_name": description.signature} if description.signature else {}
         if description.format == "row":
             return {**named, "instances": in_rows(request.inputs)}

@@ -1,35 +1,59 @@
 """The walk through an answer in another dialect than V2: along the paths of its outputs, while its text arrives.
 
 A value is nested data, whose shape is that of its nesting, or a scalar. In rows, each output has one value in each
-row; together these are one tensor. Most of them are short, so their texts wait until there are many, and are read as
-one array. The memory that waiting takes is bounded for all outputs together: if each of a thousand outputs waited for a
-full piece of its own, the waiting text would be larger than the tensors.
+row; together these are one tensor. Rows may have rows in them:
 
-What is on no path is passed over; of the members beside the outputs those that say an error are kept. Of two members
-with one name the last wins (protocol 1.6): whenever a value on a path begins, all that stood there before is forgotten.
+    $.data[*].concepts[*].value     {"data": [{"concepts": [{"value": 0.5}, {"value": 1}]}, {"concepts": [...]}]}
+
+is a tensor of two dimensions. Most rows are short, so the texts of their values wait until there are many, and are read
+as one array: `[0.5,1]` and so on. The memory that waiting takes is bounded for all outputs together: if each of a
+thousand outputs waited for a full piece of its own, the waiting text would be larger than the tensors.
+
+Members on no path are skipped, however long they are; of the short ones those that say an error are kept. Of two
+members with one name the last wins (protocol 1.6): whenever a value on a path begins, all that stood there before is
+forgotten.
 """
 
+import math
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, islice
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
+from gateway.codec.dialects.declared import TensorDescription
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription, listed
 from gateway.codec.dialects.output import SETTING, Output, Text, shown
-from gateway.codec.dialects.paths import AnswerForm, Node, Step, node_at, reason_at
+from gateway.codec.dialects.paths import ORDER, AnswerForm, Node, Step, document_of, list_in_order, reason_at
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
 from gateway.codec.json.member_finder import is_key
-from gateway.codec.json.members import LISTS, OBJECTS, STAND_IN, Members, decoded, excerpt, parse_list, restore_literals
+from gateway.codec.json.members import (
+    LISTS,
+    OBJECTS,
+    STAND_IN,
+    Members,
+    decoded,
+    excerpt,
+    parse_list,
+    parse_object,
+    restore_literals,
+)
 from gateway.codec.json.pieces import ARRAY, OBJECT, SPACE
 from gateway.codec.json.sinks import TextSink
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
 from gateway.codec.values import Value
-from gateway.errors import CodecError, TooLargeError
+from gateway.errors import CodecError, FailedAnswerError
 
 WAITING_BYTES = 1024 * 1024
 """How much text of rows may wait, of all outputs together, before it is read."""
+
+STEP_OUTPUTS = 256
+"""How many outputs of rows one step makes."""
 
 Key = str | int
 """The name of a member, or the index of an item."""
@@ -37,22 +61,37 @@ Key = str | int
 Columns = tuple[int, dict[str, bytes]]
 """Some short rows: how many, and the texts of each output in them, with commas between them."""
 
+NO_ERRORS = (b"", b"null", b"false", b"0", b'""', b"[]", b"{}")
+"""The values of `error` in answers that are no failures."""
+
 _OBJECT = re.compile(rb'(\[?)[ \t\r\n]*+\{[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")?', re.DOTALL)
 """The beginning of an object, or of a list of objects (the bracket is group 1), up to the first name (group 2)."""
+
+_ORDER_DESCRIBED = TensorDescription(DATATYPES["INT64"])
 
 _BY_NAME = Node("", code=OBJECT, has_names=True)
 _ROWS_BY_NAME = Node("", code=ARRAY, inside={None: _BY_NAME})
 
 
+class Level:
+    """The rows of a list that is being read: how many there were, and the values (short: texts) in this one."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, Output] = {}
+        """The outputs of the rows, with the values of all rows before this one."""
+        self.n_rows = 0
+        self.row: dict[str, bytes | Value] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """What the values in this row take."""
+        return sum([len(value) if isinstance(value, bytes) else value.n_bytes for value in self.row.values()])
+
+
 class Walk:
     """One walk through an answer."""
 
-    _beside_bytes = 0
-    _with_reason = b""  # the member at the top in which the configuration says that errors have their reason
     _with_outputs: Node | None = None  # the last member that had all outputs
-    # where rows are read: how many there were, and the values (short: texts) of this one
-    _n_rows = 0
-    _row: dict[str, bytes | Value] | None = None
 
     def __init__(
         self,
@@ -61,10 +100,13 @@ class Walk:
         selection: OutputSelection,
         *,
         limits: HeaderLimits = DEFAULT_LIMITS,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        first_sizes: Collection[int] = (),
     ) -> None:
         """*description* has the datatypes of the outputs, and the names of those that the answer does not name.
 
-        *limits* bound the JSON beside the outputs and their number.
+        *limits* bound the number of outputs. Of the request: *sizes* are those of the named dimensions, *first_sizes*
+        the first dimensions of the inputs that may have rows.
         """
         self.found: dict[str, Output] = {}
         """The outputs that the client wants, by name, in the order in which they come."""
@@ -72,26 +114,38 @@ class Walk:
         self._has_paths = bool(form.tree.outputs)  # each output has one; else one member of the answer has all of them
         self._description = description
         self.selection = selection
-        self._error_steps = description.template.error if description.template is not None else ()
         self._limits = limits
+        self._sizes = dict(sizes)
+        self._first_sizes = first_sizes
         self._words: Members = {}
+        self._noted: dict[str, bytes] = {}  # the short values at noted paths
         self._lacking: dict[str, str] = {}  # why there is nothing at the path of an output
-        self._columns: dict[str, Output] = {}  # the outputs of the rows, where rows are read
+        self._levels: list[Level] = []  # where rows are read: the list around them first
 
     @property
     def held_bytes(self) -> int:
-        """What the answer takes so far: what is filled of the outputs, text that waits, and its other members."""
-        held_bytes = self._beside_bytes + sum([output.held_bytes for output in self.found.values()])
-        values = (self._row or {}).values()
-        return held_bytes + sum([len(value) if isinstance(value, bytes) else value.n_bytes for value in values])
+        """What the answer takes so far: what is filled of the outputs, and text that waits."""
+        inner = (output for level in self._levels[1:] for output in level.columns.values())
+        held_bytes = sum([output.held_bytes for output in (*self.found.values(), *inner)])
+        return held_bytes + sum([level.held_bytes for level in self._levels])
 
     def read(self, text: ArrivingText) -> Reading[None]:
-        """Read an answer. Raises `CodecError` if it does not have the outputs."""
+        """Read an answer.
+
+        Raises `CodecError` if it does not have the outputs, `FailedAnswerError` if it says that it is a failure.
+        """
         yield from self._value(self.form.tree, text)
+        for path, expected in self.form.success.items():
+            self._check_success(path, expected)
         if self._with_outputs is None and not self._has_paths:
             wanted = " or ".join(f"`{name}`" for name in self.form.tree.inside)
-            raise CodecError(f"no {wanted}{self._reason()}")
+            raise self._unfit(f"no {wanted}")
         self._check(self.selection.named or self._description.outputs, self.found)  # protocol 4.5
+        order = self.found.pop(ORDER, None)
+        if order is not None:
+            yield from self._put_in_order(order)
+        if self._has_error and self._has_paths and any(0 in output.shape for output in self.found.values()):
+            raise self._unfit("there are no values")
         for output in self.found.values() if self._has_paths else ():
             output.check_shape()
 
@@ -100,17 +154,50 @@ class Walk:
         for name in wanted:
             if name not in found:
                 why = self._lacking.get(name, "the answer does not have it")
-                raise CodecError(f"{label_of('output', name)}: {where}{why}{self._reason()}")
+                raise self._unfit(f"{label_of('output', name)}: {where}{why}")
+
+    # What the answer says of itself
+
+    def _check_success(self, path: str, expected: Any) -> None:
+        """Raise `FailedAnswerError` unless the answer has the *expected* value at *path*."""
+        text = self._noted.get(path)
+        if text is None or not is_same_value(document_of(text), expected):
+            said = "nothing" if text is None else shown(text)
+            words = self._reason() or f"it has {said} at {path}"
+            raise FailedAnswerError(f"{words} (`success` in {SETTING} expects {expected!r} at {path})")
+
+    @property
+    def _has_error(self) -> bool:
+        """Whether the answer has an error in the member for it."""
+        return bool(self._noted_reason) or self._words.get("error", b"") not in NO_ERRORS
 
     def _reason(self) -> str:
-        """What the answer says of an error."""
-        words = reason_at(self._error_steps[1:], self._with_reason) or words_of(self._words)
-        return f", but an error: {shortened(words)}" if words else ""
+        """What the answer says of an error; empty if it says nothing."""
+        return shortened(self._noted_reason or words_of(self._words))
+
+    @property
+    def _noted_reason(self) -> str:
+        """The text, or that in the object, where the configuration says that errors have their reason; else empty."""
+        noted = self._noted.get(self.form.error, b"")
+        if noted[:1] == b"{":
+            return words_of(parse_object(noted))
+        return reason_at((), noted) or ""
+
+    def _unfit(self, why: str) -> CodecError:
+        """The error for an answer that cannot be used, *why*, with the server's own words."""
+        words = self._reason()
+        error_type = FailedAnswerError if self._has_error else CodecError
+        return error_type(f"{why}{f', but an error: {words}' if words else ''}")
+
+    # The tree
 
     def _value(self, node: Node, text: Text) -> Reading[None]:
         """Read a value, and the outputs in it."""
+        there = self._levels[-1].row if self._levels else self.found
         for name in node.outputs:  # there is one already if a member comes a second time
-            (self.found if self._row is None else self._row).pop(name, None)
+            there.pop(name, None)
+        if node.notes:
+            self._take_note(node, text)
         if node.has_outputs:
             self._with_outputs = node
             self.found.clear()
@@ -119,7 +206,7 @@ class Walk:
                 yield STEP
         code = text[0] if isinstance(text, bytes) else (yield from text.first())
         if not self._fits(node, code, text):
-            yield from self._pass(text, node.path)
+            yield from _skip(text, node.path if node.output is None else label_of("output", node.output))
         elif node.output is not None:
             yield from self._put(node, text)
         else:
@@ -127,57 +214,78 @@ class Walk:
             row = node.inside.get(None)
             yield from (self._inside(node, inside) if row is None else self._rows(row, inside))
 
+    def _take_note(self, node: Node, text: Text) -> None:
+        """Note the value *text* if it is short and *node* is noted, and forget what was noted of values in it."""
+        for path in node.notes:
+            self._noted.pop(path, None)
+        if node.noted and isinstance(text, bytes):
+            self._noted[node.noted] = text
+
     def _fits(self, node: Node, code: int, text: Text) -> bool:
-        """Whether the value *text*, whose first byte is *code*, may stand at *node*; why not is noted, or raised."""
+        """Whether the value *text*, which begins with the byte *code*, is allowed at *node*.
+
+        If it isn't, note the reason for the outputs concerned, or raise it if no output can do without.
+        """
+        if not (node.outputs or node.inside or node.has_names):  # of such a value nothing but the note is of interest
+            return False
         is_null = code == ord("n")
-        if code == node.code or not (node.code or (is_null and not self._may_be_null(node))):
+        if code == node.code if node.code else not is_null or self._may_be_null(node):
             return True
         is_word = node is self.form.tree and code not in b'[{"'  # a page, a number: all of the answer
-        if not node.outputs or (node.code and is_word):
+        if (not node.outputs and not node.notes) or (node.code and is_word):
             raise CodecError(f"expected a JSON {'list' if node.code == ARRAY else 'object'}, got {shown(text)}")
-        self._note([node], f"{node.path} is {'null' if is_null else shown(text)}")
+        self._note([node], f"{node.path or 'it'} is {'null' if is_null else shown(text)}")
         return False
 
     def _may_be_null(self, node: Node) -> bool:
-        """Whether null at *node* is a value: NaN in the lists of an output, and where an output is one value."""
-        if node.output is None or not self._has_paths or self._row is not None:
+        """Whether null at *node* is a value: in rows, where it is NaN, and where `missing` says what it becomes."""
+        if node.output is None or self._levels:
             return True
         said = self._description.outputs.get(node.output)
-        return said is not None and (said.shape == () or said.missing is not None)
+        return said is not None and said.missing is not None
 
     # Outputs
 
+    def _is_wanted(self, name: str, described: TensorDescription | None) -> bool:
+        """Whether the output *name*, of which *described* is known, is read."""
+        is_known = described is not None or self._description.is_complete
+        return name == ORDER or (is_known and self.selection.is_wanted(name))
+
     def _put(self, node: Node, text: Text) -> Reading[None]:
         """Take the value of the output at *node*: all of it, or that in a row."""
-        output = self._output(str(node.output), node.path)
+        assert node.output is not None
+        output = self._output(node.output, node.path)
         if output is None:
-            if not isinstance(text, bytes):
-                yield from text.pour(TextSink(label_of("output", str(node.output)), None))
-        elif self._row is None:
+            yield from _skip(text, label_of("output", node.output))
+        elif not self._levels:
             output.take((yield from output.read(text)))
         else:
-            self._row[output.name] = text if isinstance(text, bytes) else (yield from output.read(text))
+            value = text if isinstance(text, bytes) else (yield from output.read(text))
+            self._levels[-1].row[output.name] = value
         if len(self.found) > 1:
             yield STEP
 
     def _output(self, name: str, path: str) -> Output | None:
         """The output *name*, a new one outside of rows; None if the client does not want it. Raises `CodecError`."""
-        if name in self._columns:
-            return self._columns[name]
-        described = self._description.outputs.get(name)
-        if not self.selection.is_wanted(name) or (described is None and not self._description.is_complete):
+        level = self._levels[-1] if self._levels else None
+        if level is not None and name in level.columns:
+            return level.columns[name]
+        described = _ORDER_DESCRIBED if name == ORDER else self._description.outputs.get(name)
+        if not self._is_wanted(name, described):
             return None
-        if self._n_rows:
+        if level is not None and level.n_rows:
             raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
         if described is None or described.datatype is None:
             raise CodecError(f"{label_of('output', name)}: its datatype is not known; {SETTING} can say it")
-        self.found[name] = output = Output(name, described, described.datatype, path, b64_objects=self.form.b64_objects)
-        if len(self.found) > self._limits.max_tensors:
+        output = Output(name, described, described.datatype, path, self._sizes, b64_objects=self.form.b64_objects)
+        if len(self._levels) < 2:  # the values of an inner list are a part of one in the list around it
+            self.found[name] = output
+        if len(self.found) - (ORDER in self.found) > self._limits.max_tensors:
             raise CodecError(
                 f"more than {self._limits.max_tensors} outputs, which is the most that `limits.tensors` allows"
             )
-        if self._row is not None:
-            self._columns[name] = output
+        if level is not None:
+            level.columns[name] = output
         return output
 
     def _node_of_all(self, path: str, beginning: bytes) -> Node:
@@ -195,8 +303,7 @@ class Walk:
             raise CodecError(
                 f"an output without a name{known}; {SETTING} can list all of them in the order of the server's answers"
             )
-        before: list[Step] = [None] if has_no_rows or self.form.in_rows else []
-        return node_at(path, [(name, [*before, index]) for index, name in enumerate(names)])
+        return list_in_order(path, names, in_rows=has_no_rows or self.form.in_rows)
 
     # Objects and lists
 
@@ -214,30 +321,39 @@ class Walk:
             yield from read_members(text, read_run, lambda name: self._entry(node, name, text, there))
         else:
             yield from read_items(text, parse_list, read_run, lambda: self._entry(node, next(indexes), text, there))
-        n_items = next(indexes)
-        if node.code == ARRAY and not self._has_paths and n_items != len(node.inside):
-            where = "" if self._row is None else f"row {self._n_rows}: "
+            self._check_items(node, next(indexes))
+        lost = [inner for key, inner in node.inside.items() if key not in there and inner.outputs]
+        if lost:
+            has = f"has the members {listed(there)}" if there else "has no members"
+            self._note(lost, f"{node.path} {has if node.code == OBJECT else f'is a list of {len(there)}'}")
+
+    def _check_items(self, node: Node, n_items: int) -> None:
+        """Raise `CodecError` if a list of *n_items* has other items than those on paths, so that values are lost."""
+        if not self._has_paths and n_items != len(node.inside):
+            where = f"row {self._levels[-1].n_rows}: " if self._levels else ""
             raise CodecError(
                 f"{where}expected a list with {len(node.inside)} values, one for each output "
                 f"({listed(node.outputs)}), got {n_items} (at {node.path})"
             )
-        lost = [inner for key, inner in node.inside.items() if key not in there and inner.outputs]
-        if lost:
-            has = f"has the members {listed(there)}" if there else "has no members"
-            self._note(lost, f"{node.path} {has if node.code == OBJECT else f'is a list of {n_items}'}")
+        n_rows = max(self._first_sizes, default=1)
+        if self._has_paths and not self._levels and n_rows > 1 and 0 in node.inside and n_items > len(node.inside):
+            names = ", ".join(label_of("output", name) for name in node.outputs if name is not ORDER)
+            raise CodecError(
+                f"{names}: the request has {n_rows} rows and {node.path} is a list of {n_items}, of which the path "
+                "takes only [0], so the answers to the other rows would be lost; write [*] for all of them, or "
+                "`rows: 1` beside the path of the request if the server takes one row at a time"
+            )
 
     def _entry(self, node: Node, key: Key, text: Text, there: dict[Key, None]) -> Reading[None]:
         """Read the value of *key* in an object or a list, and add a key that an error may name to *there*."""
         inner = Node("", str(key), outputs={str(key): ""}) if node.has_names else node.inside.get(key)
-        if len(there) < MAX_NAMED or key in node.inside:
+        if len(there) < MAX_NAMED or key in node.inside or node.code == ARRAY:
             there[key] = None
-        if node is self.form.tree and self._error_steps[:1] == (key,) and isinstance(text, bytes):
-            self._with_reason = text
+        if key in WORD_MEMBERS and isinstance(text, bytes) and (inner is None or not inner.outputs):
+            self._words[str(key)] = text
         if inner is None:
             name = str(key) if node.code == OBJECT else ""
-            if isinstance(text, bytes) and name in WORD_MEMBERS:
-                self._words[name] = text
-            yield from self._pass(text, excerpt(name.encode()) if name else node.path, len(name))
+            yield from _skip(text, excerpt(name.encode()) if name else node.path)
         elif inner.has_outputs and text == b"null":  # which is the same as none
             self._with_outputs = None if self._with_outputs is inner else self._with_outputs
         else:
@@ -246,90 +362,157 @@ class Walk:
     def _note(self, lost: list[Node], why: str) -> None:
         """Remember *why* outputs in the *lost* nodes are not found."""
         for name, path in chain.from_iterable([node.outputs.items() for node in lost]):
-            self._lacking[name] = f"nothing at {path}; {why}"
+            self._lacking[name] = f"nothing at {path}; {why}" if path else why
 
     # Rows
 
     def _rows(self, row: Node, text: ArrivingText) -> Reading[None]:
         """Read a list whose items are rows of all outputs whose paths go through *row*."""
-        self._columns, self._n_rows, self._row = {}, 0, {}
-        for name, path in row.outputs.items():
+        around = self._levels[-1] if self._levels else None
+        level = Level()
+        self._levels.append(level)
+        for number, (name, path) in enumerate(row.outputs.items()):
+            if number % STEP_OUTPUTS == 0:
+                yield STEP
             self._output(name, path)
         yield STEP
 
         def read_run(run: "Columns") -> "Reading[None]":
-            self._n_rows += run[0]
-            for name, output in self._columns.items():
-                yield from output.wait(run[1][name], WAITING_BYTES // len(self._columns))
+            level.n_rows += run[0]
+            most_bytes = self._waiting_bytes
+            for name, output in level.columns.items():
+                yield from output.wait(run[1][name], most_bytes)
 
-        yield from read_items(text, partial(self._texts, row), read_run, lambda: self._single_row(row, text))
-        for output in self._columns.values():
+        yield from read_items(text, partial(self._short_rows, row), read_run, lambda: self._single_row(row, text))
+        for output in level.columns.values():
             yield from output.read_waiting()
-        self._columns, self._n_rows, self._row = {}, 0, None
+        self._levels.pop()
+        if around is not None:
+            around.row.update({name: output.value for name, output in level.columns.items()})
 
-    def _texts(self, row: Node, window: bytes) -> Columns:
+    @property
+    def _waiting_bytes(self) -> int:
+        """How much text of one output of the innermost rows may wait."""
+        return WAITING_BYTES // len(self._levels) // max(1, len(self._levels[-1].columns))
+
+    def _short_rows(self, row: Node, window: bytes) -> Columns:
         """The texts of the outputs in the rows of a *window*, which is an array of them.
 
         Raises `CodecError` for rows that are not all alike: which one it is, and what it has, is told where it is read
         alone.
         """
+        n_rows, columns = self._texts(row, window)
+        joined = {name: b",".join(texts) for name, texts in columns.items()}
+        if STAND_IN in b"".join(joined.values()):
+            joined = {name: restore_literals(text) for name, text in joined.items()}
+        if STAND_IN[1:] in b"".join(joined.values()):  # all but the bracket
+            raise CodecError("a literal in place of a list")
+        return n_rows, joined
+
+    def _texts(self, row: Node, window: bytes) -> tuple[int, dict[str, list[bytes]]]:
+        """The rows in *window* as `_short_rows`, each text by itself, with stand-ins for literals."""
         items: list[Any] = decoded(LISTS if row.code == ARRAY else OBJECTS, window)
-        if not items or (row.code == ARRAY and not self._has_paths and {len(row.inside)} != set(map(len, items))):
-            raise CodecError("no short row, or one of another length")
+        self._check_alike(row, items)
+        if None in row.inside:
+            return len(items), self._texts_of_lists(row.inside[None], items)
         inside = self._named(items) if row.has_names else row.inside
-        columns: dict[str, bytes] = {}
+        wanted = self._levels[-1].columns.keys()
+        columns: dict[str, list[bytes]] = {}
         for key, inner in inside.items():
-            if self._columns.keys().isdisjoint(inner.outputs):
+            if wanted.isdisjoint(inner.outputs):
                 continue
             try:
-                texts = b",".join([item[key] for item in items])
+                texts = [item[key] for item in items]
             except LookupError:
                 raise CodecError("a row without a value") from None
             if inner.output is None:
-                columns.update(self._texts(inner, b"[%b]" % texts)[1])
-                continue
-            columns[inner.output] = texts = restore_literals(texts)
-            if STAND_IN[1:] in texts:  # all but the bracket
-                raise CodecError("a literal in place of a list")
+                columns.update(self._texts(inner, b"[%b]" % b",".join(texts))[1])
+            else:
+                columns[inner.output] = texts
         return len(items), columns
+
+    def _check_alike(self, row: Node, items: list[Any]) -> None:
+        """Raise `CodecError` for *items*, short rows, that have to be read one by one."""
+        if not items:
+            raise CodecError("no short row")
+        if self._has_paths:
+            if row.code == OBJECT and any(bytes(item["error"]) not in NO_ERRORS for item in items if "error" in item):
+                raise CodecError("a row with an error beside its values")
+        elif row.code == ARRAY and {len(row.inside)} != set(map(len, items)):
+            raise CodecError("a row of another length")
+
+    def _texts_of_lists(self, row: Node, lists: list[list[bytes]]) -> dict[str, list[bytes]]:
+        """The texts of the outputs in *lists* of rows: one for each list, an array with the values of its rows."""
+        wanted = self._levels[-1].columns.keys() & row.outputs.keys()
+        flat = list(chain.from_iterable(lists))
+        columns = self._texts(row, b"[%b]" % b",".join(flat))[1] if flat else {name: [] for name in wanted}
+        texts = {}
+        for name, values in columns.items():
+            rest = iter(values)
+            texts[name] = [b"[%b]" % b",".join(islice(rest, len(each))) for each in lists]
+        return texts
 
     def _named(self, items: list[Any]) -> dict[Step, Node]:
         """The outputs in the rows *items*, each by its name. Raises `CodecError` as `_texts` does."""
-        names = dict.fromkeys(chain(self._columns, *items))
-        if STAND_IN.decode() in "".join(names) or (not self._n_rows and len(names) > len(items[0])):
+        level = self._levels[-1]
+        names = dict.fromkeys(chain(level.columns, *items))
+        if STAND_IN.decode() in "".join(names) or (not level.n_rows and len(names) > len(items[0])):
             raise CodecError("a name that is not as it came, or a row with more values")
         return {name: Node("", name, outputs={name: ""}) for name in names if self._output(name, "") is not None}
 
     def _single_row(self, row: Node, text: ArrivingText) -> Reading[None]:
-        """Read one row by itself."""
-        values: dict[str, bytes | Value] = {}
-        self._row = values
+        """Read one row by itself. Raises `FailedAnswerError` if it has an error beside a value that is null."""
+        level, around = self._levels[-1], self._words
+        self._words, level.row = {}, {}
         yield from self._value(row, text)
-        self._check(self._columns, values, f"row {self._n_rows}: ")
-        for name, output in self._columns.items():
-            value = values.pop(name)
+        where = f"row {level.n_rows}: "
+        self._check(level.columns, level.row, where)
+        if self._has_paths and self._words.get("error", b"") not in NO_ERRORS and b"null" in level.row.values():
+            raise FailedAnswerError(f"{where}{shortened(words_of(self._words))}")
+        self._words = around
+        most_bytes = self._waiting_bytes
+        for name, output in level.columns.items():
+            value = level.row.pop(name)
             if isinstance(value, bytes):
-                yield from output.wait(value, WAITING_BYTES // len(self._columns))
+                yield from output.wait(value, most_bytes)
             else:
                 yield from output.read_waiting()
                 output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
                 yield STEP
-        self._n_rows += 1
+        level.n_rows += 1
 
-    # What is on no path
+    # The order of rows
 
-    def _pass(self, text: Text, label: str, n_bytes: int = 0) -> Reading[None]:
-        """Pass over a value, which has *n_bytes* before it; *label* is for errors."""
-        if isinstance(text, bytes):
-            n_bytes += len(text)
-        else:
-            start = text.consumed
-            yield from text.pour(TextSink(label, None))
-            n_bytes += text.consumed - start
-        if self._row is None:  # in rows there is as much beside the outputs as there are rows
-            self._beside_bytes += n_bytes
-        if self._beside_bytes > self._limits.max_header_bytes:
-            raise TooLargeError(
-                f"the JSON beside the outputs is longer than {self._limits.max_header_bytes} bytes, "
-                "which is the most that `limits.header` allows"
-            )
+    def _put_in_order(self, order: Output) -> Reading[None]:
+        """Put the outputs in whose rows *order* stands into the order that it says. Raises `CodecError`."""
+        label = f"`order` (at {self.form.order})"
+        n_rows = math.prod(order.shape)
+        if len(self._first_sizes) == 1 and n_rows != (expected := next(iter(self._first_sizes))):
+            raise CodecError(f"{label}: the answer has {n_rows} rows, and the request has {expected}")
+        indexes = np.concatenate([np.frombuffer(blob, "<i8") for blob in order.blobs] or [np.empty(0, "<i8")])
+        if not np.array_equal(np.sort(indexes), np.arange(n_rows)):
+            shown_ = ", ".join(map(str, indexes[:MAX_NAMED].tolist()))
+            raise CodecError(f"{label}: expected each of the rows 0 to {n_rows - 1} once, got {shown_}")
+        rows = next((node for node in self._rows_with_order(self.form.tree)), None)
+        for name in rows.outputs if rows is not None else ():
+            if name in self.found:
+                yield from self.found[name].put_in_order(indexes)
+
+    def _rows_with_order(self, node: Node) -> Iterator[Node]:
+        """The node of the list of rows in which `ORDER` stands."""
+        for step, inner in node.inside.items():
+            if ORDER in inner.outputs:
+                yield from [inner] if step is None else self._rows_with_order(inner)
+
+
+def is_same_value(one: Any, other: Any) -> bool:
+    """Whether two values of JSON are the same: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    return bool(one == other)
+
+
+def _skip(text: Text, label: str) -> Reading[None]:
+    """Skip a value, of which a long one is proved to be JSON; *label* is for errors."""
+    if not isinstance(text, bytes):
+        yield from text.pour(TextSink(label, None))

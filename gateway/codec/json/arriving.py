@@ -25,6 +25,18 @@ Reading = Generator[bool, None, T]
 
 STEP, MORE = True, False
 
+
+def stepwise(steps: Generator[None, None, T]) -> Reading[T]:
+    """Do *steps*, work that needs no more text, as steps of a reading."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        yield STEP
+
+
 RUN_BYTES = 8 * 1024
 """How much text of short items is parsed together: half a millisecond of the smallest ones."""
 

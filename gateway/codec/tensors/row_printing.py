@@ -81,19 +81,52 @@ class Column:
         return taken
 
 
+class RowNumbers(msgspec.Struct, frozen=True, gc=False):
+    """The number of each row: in the first one *first*."""
+
+    first: int = 0
+
+
+class NumberColumn:
+    """The numbers of rows, read row by row."""
+
+    shape: tuple[int, ...] = ()
+
+    def __init__(self, first: int) -> None:
+        self._next = first
+
+    def ready_rows(self, most: int) -> int:
+        """See `Column.ready_rows`."""
+        return most
+
+    def texts(self, n_rows: int) -> list[bytes]:
+        """See `Column.texts`."""
+        self._next += n_rows
+        return [b"%d" % number for number in range(self._next - n_rows, self._next)]
+
+    def row(self) -> Iterator[Piece]:
+        """See `Column.row`."""
+        yield from self.texts(1)
+
+
 class Rows(msgspec.Struct, frozen=True, gc=False):
     """An array with an item for each row of some tensors."""
 
-    item: Sequence[bytes | NestedTensor]
-    """The texts that are the same in all rows, and between them the tensors, with the shape of a row."""
+    item: Sequence[bytes | NestedTensor | RowNumbers]
+    """The texts that are the same in all rows, and between them the tensors, with the shape of a row, and numbers."""
     n_rows: int
     window_bytes: int = WINDOW_BYTES
     """How much is looked at of all tensors together; strings that are longer are printed by themselves."""
 
     def pieces(self) -> Iterator[Piece]:
         """Its JSON; an empty piece ends a step of work."""
-        tensors = [part for part in self.item if isinstance(part, NestedTensor)]
-        columns = [Column(tensor, self.window_bytes // len(tensors)) for tensor in tensors]
+        parts_of_rows = [part for part in self.item if not isinstance(part, bytes)]
+        columns = [
+            NumberColumn(part.first)
+            if isinstance(part, RowNumbers)
+            else Column(part, self.window_bytes // len(parts_of_rows))
+            for part in parts_of_rows
+        ]
         *before, behind = _texts_between(self.item)
         yield b"["
         sizes = [prod(column.shape) for column in columns]
@@ -123,18 +156,18 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
         yield b"]"
 
 
-def _texts_between(item: Sequence[bytes | NestedTensor]) -> list[bytes]:
-    """The text before each tensor of *item*, and that behind the last."""
+def _texts_between(item: Sequence[bytes | NestedTensor | RowNumbers]) -> list[bytes]:
+    """The text before each tensor or number of *item*, and that after the last."""
     texts = [b""]
     for part in item:
-        if isinstance(part, NestedTensor):
-            texts.append(b"")
-        else:
+        if isinstance(part, bytes):
             texts[-1] += part
+        else:
+            texts.append(b"")
     return texts
 
 
-def _batch(columns: Sequence[Column], sizes: list[int], template: bytes, n_rows: int) -> Iterator[Piece]:
+def _batch(columns: Sequence[Column | NumberColumn], sizes: list[int], template: bytes, n_rows: int) -> Iterator[Piece]:
     texts: list[Iterator[bytes]] = []
     made = 0
     for column, size in zip(columns, sizes, strict=True):

@@ -1,6 +1,7 @@
 """Drives the dialects as their callers do."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import structs
@@ -8,7 +9,8 @@ from msgspec import structs
 from gateway.codec.dialects import DIALECTS
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.body import WrittenRequest
-from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.description import ModelDescription
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.dialects.request import DialectRequest
@@ -97,9 +99,12 @@ def read_answer(
     request_id: bytes = b"",
     version: str | None = None,
     limits: HeaderLimits = LIMITS,
+    first_sizes: Collection[int] = (),
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Reply:
     """The reply to an answer that comes in *chunks*, the last of which is known to be the last, as in the gateway."""
-    walk = Walk(form, structs.replace(description, is_complete=True), selection, limits=limits)
+    described = structs.replace(description, is_complete=True)
+    walk = Walk(form, described, selection, limits=limits, first_sizes=first_sizes, sizes=sizes)
     answer = DialectAnswer(walk, model="m", request_id=request_id, version=version)
     *beginning, last = [*chunks] or [b""]
     for chunk in beginning:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.dialects import DIALECTS
-from gateway.codec.dialects.body import MAX_DEPTH, Body, WrittenRequest
+from gateway.codec.dialects.body import MAX_DEPTH, NO_NAMES, Body, Names, WrittenRequest
+from gateway.codec.dialects.declared import TensorDescription
 from gateway.codec.dialects.description import ModelDescription, Template
 from gateway.codec.dialects.paths import AnswerForm, Node
 from gateway.codec.dialects.request import DialectRequest
@@ -31,7 +32,7 @@ EMPTY = {"name": "x", "shape": [0], "datatype": "FP32", "data": []}
 
 
 def body_for(text: str, *inputs: Mapping[str, Any]) -> Body:
-    known = {tensor["name"]: (DATATYPES[tensor["datatype"]], None) for tensor in inputs}
+    known = {tensor["name"]: TensorDescription(DATATYPES[tensor["datatype"]]) for tensor in inputs}
     return Body(yaml.safe_load(text), known)
 
 
@@ -176,7 +177,7 @@ def test_what_a_place_cannot_say_is_told_of_the_clients_tensor(
 
 
 def test_an_input_with_the_name_of_something_else_is_told_so() -> None:
-    faults = Body({"i": "$id"}, {"id": (None, None)}).faults
+    faults = Body({"i": "$id"}, {"id": TensorDescription()}).faults
     assert faults == {"": "input `id` stands nowhere in it; `$id` is the request's own, so call it something else"}
 
 
@@ -210,18 +211,19 @@ def test_faults_of_a_body_are_said_where_they_are(text: str, faults: dict[str, s
 
 def test_rows_need_first_dimensions_that_may_be_the_same() -> None:
     def faults(*shapes: tuple[int, ...] | None) -> dict[str, str]:
-        inputs = {f"x{index}": (DATATYPES["FP32"], shape) for index, shape in enumerate(shapes)}
+        inputs = {f"x{index}": TensorDescription(DATATYPES["FP32"], shape) for index, shape in enumerate(shapes)}
         return Body({"$each": [f"${name}" for name in inputs]}, inputs).faults
 
     assert not faults((-1, 4), (3,), None)
     assert faults((2,), (3,)) == {".$each": "expected inputs with the same first dimension: `x0` 2, `x1` 3"}
     for body in ({"$rows": "x"}, {"$each": ["$x", {"$rows": "x"}]}):
         shape = (3,) if "$each" in body else ()
-        faulty = Body(body, {"x": (None, shape)}).faults
+        faulty = Body(body, {"x": TensorDescription(None, shape)}).faults
         assert list(faulty.values()) == ["input `x` is a scalar there, which has no rows"]
-    assert faults((2,), ()) == {".$each": "expected inputs with the same first dimension: `x0` 2, `x1` a scalar"}
+    assert not faults((2,), ())
+    assert faults(()) == {".$each": "expected an input with rows: `x0` has none"}
     assert Body("$x", {}).faults == {
-        "": "no such input: `inputs` names none; $parameters and $id are known, $$ is the text $"
+        "": "no such input: `inputs` names none; $parameters, $model, $version, $id, $row are known, $$ is the text $"
     }
 
 
@@ -277,7 +279,7 @@ def base64_of(text: str) -> str:
 @given(VALUES)
 def test_any_value_is_a_body_or_has_faults(value: Any) -> None:
     inputs: list[dict[str, Any]] = [X, N, S, C]
-    known = {tensor["name"]: (DATATYPES[tensor["datatype"]], None) for tensor in inputs}
+    known = {tensor["name"]: TensorDescription(DATATYPES[tensor["datatype"]]) for tensor in inputs}
     body = Body(value, known)
     faults = {at: words for at, words in body.faults.items() if "stands nowhere" not in words}
     request = run(parsing(json.dumps({"inputs": inputs}).encode()))
@@ -290,3 +292,81 @@ def test_any_value_is_a_body_or_has_faults(value: Any) -> None:
         return
     nested = {"x": [[1, 2.5], [3, 4]], "n": N["data"], "s": S["data"], "c": 0.5}
     assert found == meant_by(value, nested, {tensor["name"]: tensor["shape"] for tensor in inputs})
+
+
+Q = {"name": "q", "shape": [], "datatype": "BYTES", "data": ["é?"]}
+
+
+def described_body(text: str, shapes: Mapping[str, Any], *, is_row: bool = False, optional: str = "") -> Body:
+    known = {}
+    for tensor in (X, N, S, C, Q):
+        name = str(tensor["name"])
+        shape = tuple(shapes[name]) if name in shapes else None
+        if re.search(rf"(?<!\$)\${name}\b", text):
+            known[name] = TensorDescription(DATATYPES[str(tensor["datatype"])], shape, optional=name in optional)
+    return Body(yaml.safe_load(text), known, is_row=is_row)
+
+
+def made_of(body: Body, *inputs: Mapping[str, Any], names: Names = NO_NAMES, **top: Any) -> Any:
+    assert not body.faults, body.faults
+    request = run(parsing(json.dumps({"inputs": inputs, **top}).encode()))
+    description = ModelDescription(template=Template("/", body, AnswerForm(Node("$"))))
+    return json.loads(b"".join(DIALECTS["template"].write(request, description, names).json_pieces()))
+
+
+def test_a_row_has_its_number() -> None:
+    body = described_body("{$each: {i: $row, n: $n}}", {})
+    assert made_of(body, N) == [{"i": 0, "n": N["data"][0]}, {"i": 1, "n": N["data"][1]}]
+    assert made_of(body, N, names=Names(first_row=6))[1]["i"] == 7
+    many = {**N, "shape": [5000], "data": [7] * 5000}
+    assert [row["i"] for row in made_of(body, many)] == list(range(5000))
+    long = {"name": "s", "shape": [2], "datatype": "BYTES", "data": ["a" * 300_000, "b"]}
+    assert [row[0] for row in made_of(described_body("{$each: [$row, $s]}", {}), long)] == [0, 1]
+    of_row = described_body("{i: $row, c: $c}", {}, is_row=True)
+    assert made_of(of_row, C, names=Names(first_row=3)) == {"i": 3, "c": 0.5}
+    assert list(described_body("{i: $row, c: $c}", {}).faults) == [".i"]
+
+
+def test_a_scalar_is_the_same_in_each_row() -> None:
+    body = described_body("{pairs: {$each: [$q, $s]}}", {"q": [], "s": ["n"]})
+    assert made_of(body, Q, S) == {"pairs": [["é?", "a\n"], ["é?", "é"]]}
+
+
+def test_the_model_is_called_as_at_the_backend() -> None:
+    body = described_body("{m: $model, v: $version, c: $c}", {})
+    assert made_of(body, C, names=Names('a"b', "7")) == {"m": 'a"b', "v": "7", "c": 0.5}
+    assert made_of(body, C, names=Names("m")) == {"m": "m", "v": None, "c": 0.5}
+    assert body.uses_version
+
+
+def test_parameters_are_put_over_their_defaults() -> None:
+    body = described_body("{options: {$parameters: {top_k: 5, text: $c, $$x: [1]}}}", {})
+    assert body.parameters == {"top_k", "text", "$x"}
+    assert made_of(body, C) == {"options": {"top_k": 5, "text": 0.5, "$x": [1]}}
+    found = made_of(body, C, parameters={"top_k": {"a": [1.5]}, "$x": None})
+    assert found == {"options": {"top_k": {"a": [1.5]}, "text": 0.5, "$x": None}}
+    assert described_body("[$parameters, {$parameters: {a: 1}}, $c]", {}).parameters is None
+    for wrong in ("[$c, {$parameters: 3}]", "[$c, {$parameters: [1]}]", "[$c, {$parameters: {$flat: c}}]"):
+        assert "[1].$parameters" in described_body(wrong, {}).faults
+
+
+def test_an_optional_input_that_is_missing_leaves_its_member_out() -> None:
+    body = described_body("{a: $x, o: {n: $n, k: 1}, l: [1, $n], r: {$each: {s: $s, n: $n}}}", {}, optional="n")
+    assert made_of(body, X, S) == {
+        "a": [[1, 2.5], [3, 4]],
+        "o": {"k": 1},
+        "l": [1],
+        "r": [{"s": "a\n"}, {"s": "é"}],
+    }
+    assert made_of(body, X, S, N)["o"] == {"n": N["data"], "k": 1}
+    each = described_body("{a: $x, rows: {$each: {n: $n, i: $row}}}", {}, optional="n")
+    assert made_of(each, X) == {"a": [[1, 2.5], [3, 4]]}
+    with pytest.raises(CodecError, match="none of the inputs"):
+        made_of(described_body("$n", {}, optional="n"))
+    with pytest.raises(CodecError, match="input 'x' is missing"):
+        made_of(body, S)
+
+
+def test_braces_in_a_body_are_pointed_out() -> None:
+    body = described_body("{url: '/m/{model}/x', v: ['{version}', '{other}'], c: $c}", {})
+    assert body.braced == {".url": "model", ".v[0]": "version"}

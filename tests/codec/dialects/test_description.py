@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gateway.codec.dialects.body import Body
+from gateway.codec.dialects.declared import TensorDescription
 from gateway.codec.dialects.description import (
     MAX_NAMED,
     UNKNOWN,
     ModelDescription,
     Template,
-    TensorDescription,
     check_known,
     missing_datatype,
     v2_metadata,
@@ -207,7 +207,9 @@ def test_an_output_that_the_model_does_not_have_is_named_with_those_that_it_has(
 @pytest.mark.parametrize("inputs", [{}, {"x": TensorDescription(FP32)}])
 def test_an_input_that_a_template_does_not_name_is_refused(inputs: dict[str, TensorDescription]) -> None:
     tensor = Tensor("y", FP32, (1,), memoryview(bytes(4)))
-    template = Template("/p", Body({name: f"${name}" for name in inputs}, {"x": (None, None)}), AnswerForm(tree_of({})))
+    template = Template(
+        "/p", Body({name: f"${name}" for name in inputs}, {"x": TensorDescription()}), AnswerForm(tree_of({}))
+    )
     described = ModelDescription(inputs, template=template)
     known = "'x'" if inputs else "none"
     with pytest.raises(CodecError, match=f"^input 'y': model 'm' has no such input; it has {known}$"):

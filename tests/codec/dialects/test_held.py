@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.codec.dialects.answer import DialectAnswer
-from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.description import ModelDescription
 from gateway.codec.dialects.output import Output, Text
 from gateway.codec.dialects.paths import AnswerForm, members_with_all
 from gateway.codec.dialects.walk import WAITING_BYTES, Walk

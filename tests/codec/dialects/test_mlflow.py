@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.description import ModelDescription
 from gateway.codec.dialects.mlflow import MLflow
 from gateway.codec.dialects.paths import AnswerForm, members_with_all
 from gateway.errors import CodecError

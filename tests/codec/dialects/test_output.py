@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec.dialects.description import TensorDescription
+from gateway.codec.dialects.declared import TensorDescription
 from gateway.codec.dialects.output import JOINED_BYTES, Output
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.values import Value

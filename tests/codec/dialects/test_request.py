@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.dialects.description import ModelDescription, TensorDescription, v2_metadata
+from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.description import ModelDescription, v2_metadata
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import BytesPolicy, HeaderLimits, NonFinite, TensorPolicy
 from gateway.codec.json.members import HELD_PER_BYTE

@@ -6,7 +6,8 @@ import pytest
 
 from gateway.codec.dialects import DIALECTS
 from gateway.codec.dialects.body import Body
-from gateway.codec.dialects.description import UNKNOWN, ModelDescription, Template, TensorDescription
+from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.description import UNKNOWN, ModelDescription, Template
 from gateway.codec.dialects.dialect import Paths
 from gateway.codec.dialects.paths import AnswerForm, steps_of, tree_of
 from gateway.codec.tensors.datatypes import DATATYPES
@@ -17,7 +18,7 @@ INPUTS = {"x": TensorDescription(DATATYPES["FP32"])}
 
 
 def model(path: str = "/predict", error: str | None = None) -> ModelDescription:
-    body = Body("$x", {"x": (None, None)})
+    body = Body("$x", {"x": TensorDescription()})
     steps = tuple(steps_of(error)) if error is not None else ()
     template = Template(path, body, AnswerForm(tree_of({"y": "$.y"})), steps)
     return ModelDescription(INPUTS, template=template)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.description import ModelDescription
 from gateway.codec.dialects.paths import members_with_all
 from gateway.codec.dialects.tensorflow import DTYPES, TensorFlow
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype

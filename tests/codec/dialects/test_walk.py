@@ -3,18 +3,20 @@
 import json
 import re
 import tracemalloc
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gateway.codec.dialects.body import Body
-from gateway.codec.dialects.description import ModelDescription, Template, TensorDescription
-from gateway.codec.dialects.paths import AnswerForm, steps_of, tree_of
+from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.description import ModelDescription, Template
+from gateway.codec.dialects.paths import AnswerForm, form_of, steps_of, tree_of
 from gateway.codec.dialects.walk import WAITING_BYTES
 from gateway.codec.inference import HeaderLimits, OutputSelection
 from gateway.codec.tensors.datatypes import DATATYPES
-from gateway.errors import CodecError, TooLargeError
+from gateway.errors import CodecError, FailedAnswerError
 from tests.codec.dialects.driving import read_answer
 from tests.codec.walk import LIMITS
 
@@ -29,18 +31,22 @@ def read(
     *,
     chunk_bytes: int | None = None,
     selection: OutputSelection = JSON,
-    shapes: dict[str, tuple[int, ...]] | None = None,
+    shapes: Mapping[str, Any] | None = None,
     limits: HeaderLimits = LIMITS,
-    error: str = "$",
+    error: str | None = None,
     missing: str | None = None,
+    success: Mapping[str, Any] | None = None,
+    order: str | None = None,
+    first_sizes: Collection[int] = (),
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The outputs of the answer *text*: shape and values by name. *error* is the configuration's path of reasons."""
     described = {
         name: TensorDescription(DATATYPES[datatype], (shapes or {}).get(name), missing=missing)
         for name, datatype in datatypes.items()
     }
-    form = AnswerForm(tree_of(paths))
-    template = Template("/predict", Body(None, {}), form, tuple(steps_of(error)))
+    form = form_of(paths, success or {}, error, order)
+    template = Template("/predict", Body(None, {}), form, tuple(steps_of(error)) if error else ())
     body = text.encode()
     size = chunk_bytes or len(body) or 1
     reply = read_answer(
@@ -49,6 +55,8 @@ def read(
         ModelDescription(outputs=described, template=template),
         selection,
         limits=limits,
+        first_sizes=first_sizes,
+        sizes=sizes or {},
     )
     header = json.loads(b"".join(reply.header))
     if reply.outputs:
@@ -301,10 +309,9 @@ def test_null_inside_of_an_output_is_nan() -> None:
 
 
 @pytest.mark.rule("4.7")
-def test_null_is_the_value_of_an_output_that_is_one_number_or_may_be_missing() -> None:
-    """Servers write a NaN as null, and the configuration says that there is no list around it."""
-    scalar = read('{"v": null}', {"y": "$.v"}, {"y": "FP32"}, shapes={"y": ()})
-    assert scalar == {"y": ([], [pytest.approx(np.nan, nan_ok=True)])}
+def test_null_is_the_value_of_an_output_that_may_be_missing() -> None:
+    with pytest.raises(CodecError, match=r"nothing at \$.v; \$.v is null"):
+        read('{"v": null}', {"y": "$.v"}, {"y": "FP32"}, shapes={"y": ()})
     assert read('{"v": null}', {"y": "$.v"}, {"y": "BYTES"}, missing="none") == {"y": ([], ["none"])}
 
 
@@ -319,15 +326,14 @@ def test_shapes_that_are_said_are_demanded() -> None:
             read(text, paths, datatypes, shapes={"y": (-1, 2)})
 
 
-def test_what_stands_beside_the_outputs_is_bounded_but_for_that_in_rows() -> None:
+def test_what_no_output_needs_is_skipped_however_long_it_is() -> None:
     limits = HeaderLimits(max_header_bytes=1000, max_tensors=10)
-    beside = json.dumps({"echo": ["x"] * 400, "y": 1})
-    for chunk_bytes in (None, 100):
-        with pytest.raises(TooLargeError, match=r"limits\.header"):
-            read(beside, {"y": "$.y"}, {"y": "FP32"}, limits=limits, chunk_bytes=chunk_bytes)
+    beside = json.dumps({"echo": ["x"] * 400_000, "y": 1})
+    for chunk_bytes in (None, 10_000):
+        found = read(beside, {"y": "$.y"}, {"y": "FP32"}, limits=limits, chunk_bytes=chunk_bytes)
+        assert found == {"y": ([], [1])}
     in_items = json.dumps({"a": [["x"] * 400, 1]})
-    with pytest.raises(TooLargeError, match=r"limits\.header"):
-        read(in_items, {"y": "$.a[1]"}, {"y": "FP32"}, limits=limits)
+    assert read(in_items, {"y": "$.a[1]"}, {"y": "FP32"}, limits=limits) == {"y": ([], [1])}
     rows = json.dumps({"r": [{"echo": ["x"] * 9000, "y": index} for index in range(3)]})
     assert read(rows, {"y": "$.r[*].y"}, {"y": "FP32"}, limits=limits) == {"y": ([3], [0, 1, 2])}
 
@@ -361,3 +367,177 @@ def test_memory_is_the_tensors_and_a_bounded_text(path: str) -> None:
         tracemalloc.stop()
     assert b"".join(map(bytes, reply.blobs)) == np.array(values, np.float64).tobytes()
     assert peak_bytes < 1.3 * 8 * len(values) + 2 * WAITING_BYTES
+
+
+# Several [*]
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1, 7])
+@pytest.mark.parametrize(
+    ("text", "path", "shape", "values"),
+    [
+        ('{"d": [{"c": [{"v": 1}, {"v": 2}]}, {"c": [{"v": 3}, {"v": 4}]}]}', "$.d[*].c[*].v", [2, 2], [1, 2, 3, 4]),
+        ('[[{"v": 1}], [{"v": 2}], [{"v": 3}]]', "$[*][*].v", [3, 1], [1, 2, 3]),
+        ('[{"a": [{"b": [{"v": [1, 2]}]}]}, {"a": [{"b": [{"v": [3, 4]}]}]}]', "$[*].a[*].b[*].v", [2, 1, 1, 2],
+         [1, 2, 3, 4]),
+        ('{"d": [{"c": []}, {"c": []}]}', "$.d[*].c[*].v", [2, 0], []),
+        ('{"d": [{"c": [[5, 6], [7, 8]], "x": 1}]}', "$.d[*].c[*][1]", [1, 2], [6, 8]),
+        ('{"d": [{"c": [{"v": null}, {"v": NaN}]}]}', "$.d[*].c[*].v", [1, 2], [np.nan, np.nan]),
+        (f'{{"d": [{{"c": [{{"v": 1}}]}}, {{{LONG} "c": [{{{LONG} "v": 2}}]}}]}}', "$.d[*].c[*].v", [2, 1], [1, 2]),
+        ('{"d": [{"c": [1, 2]}, {"c": [3, 4]}]}', "$.d[*].c[*]", [2, 2], [1, 2, 3, 4]),
+    ],
+)  # fmt: skip
+def test_each_star_is_a_dimension(
+    text: str, path: str, shape: list[int], values: list[float], chunk_bytes: int | None
+) -> None:
+    found_shape, found = read(text, {"y": path}, {"y": "FP32"}, chunk_bytes=chunk_bytes)["y"]
+    assert found_shape == shape
+    assert found == pytest.approx(values, nan_ok=True)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+def test_outputs_may_stand_at_several_depths_of_rows(chunk_bytes: int | None) -> None:
+    rows = [{"id": f"r{row}", "c": [{"name": f"n{row}{item}", "v": item / 2} for item in range(3)]} for row in range(4)]
+    found = read(
+        json.dumps({"data": rows}),
+        {"id": "$.data[*].id", "name": "$.data[*].c[*].name", "v": "$.data[*].c[*].v"},
+        {"id": "BYTES", "name": "BYTES", "v": "FP64"},
+        chunk_bytes=chunk_bytes,
+    )
+    assert found["id"] == ([4], ["r0", "r1", "r2", "r3"])
+    assert found["name"] == ([4, 3], [f"n{row}{item}" for row in range(4) for item in range(3)])
+    assert found["v"] == ([4, 3], [0, 0.5, 1] * 4)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"d": [{"c": [{"v": 1}, {"v": 2}]}, {"c": [{"v": 3}]}]}', "ragged|different shapes"),
+        ('{"d": [{"c": [{"v": 1}]}, {"c": [{"w": 3}]}]}', r"row 0: nothing at .*; .* has the members 'w'"),
+        ('{"d": [{"c": [{"v": 1}]}, {}]}', r"row 1: nothing at \$.d\[\*\].c\[\*\].v; \$.d\[\*\] has no members"),
+        ('{"d": [{"c": 5}]}', r"row 0: nothing at .*; \$.d\[\*\].c is 5"),
+        ('{"d": [{"c": [{"v": 1}]}, {"c": [{"v": "x"}]}]}', "cannot hold"),
+    ],
+)
+def test_rows_in_rows_that_do_not_fit_are_refused(text: str, words: str, chunk_bytes: int | None) -> None:
+    with pytest.raises(CodecError, match=words):
+        read(text, {"y": "$.d[*].c[*].v"}, {"y": "FP32"}, chunk_bytes=chunk_bytes)
+
+
+# Failures inside of success
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"status": "failed", "y": 1, "error": "no disk"}', "no disk"),
+        ('{"y": 1, "message": "no disk"}', "no disk"),
+        ('{"status": null, "y": 1}', r"it has null at \$.status"),
+        ('{"y": 1}', r"it has nothing at \$.status"),
+        ('{"status": "ok", "status": "failed", "y": 1}', 'it has "failed"'),
+        ('{"status": {"a": "ok"}, "y": 1}', "it has {"),
+    ],
+)
+def test_an_answer_without_its_sign_of_success_is_a_failure(text: str, words: str, chunk_bytes: int | None) -> None:
+    with pytest.raises(FailedAnswerError, match=words):
+        read(text, {"y": "$.y"}, {"y": "FP32"}, success={"$['status']": "ok"}, chunk_bytes=chunk_bytes)
+
+
+def test_an_answer_with_its_signs_of_success_is_read() -> None:
+    text = '{"meta": {"code": 0, "ok": true}, "y": [1, 2]}'
+    success = {"$.meta.code": 0, "$.meta.ok": True}
+    assert read(text, {"y": "$.y"}, {"y": "FP32"}, success=success) == {"y": ([2], [1, 2])}
+    with pytest.raises(FailedAnswerError):
+        read(text.replace("true", "1"), {"y": "$.y"}, {"y": "FP32"}, success=success)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"status": "failed", "output": null, "error": "no disk"}',
+        '{"error": "no disk"}',
+        '{"output": [], "error": "no disk"}',
+        '{"output": [], "error": {"message": "no disk"}}',
+    ],
+)
+def test_an_error_beside_outputs_without_values_is_a_failure(text: str, chunk_bytes: int | None) -> None:
+    with pytest.raises(FailedAnswerError, match="no disk"):
+        read(text, {"y": "$.output"}, {"y": "FP32"}, chunk_bytes=chunk_bytes)
+
+
+@pytest.mark.parametrize("error", ["null", '""', "false", "0", "[]", "{}"])
+def test_an_error_that_says_nothing_is_none(error: str) -> None:
+    text = f'{{"output": [], "error": {error}}}'
+    assert read(text, {"y": "$.output"}, {"y": "FP32"}) == {"y": ([0], [])}
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+def test_an_error_beside_null_in_a_row_is_a_failure(chunk_bytes: int | None) -> None:
+    rows = '{"r": [{"y": 1, "error": null}, {"y": null, "error": "too long"}]}'
+    with pytest.raises(FailedAnswerError, match="row 1: too long"):
+        read(rows, {"y": "$.r[*].y"}, {"y": "FP32"}, chunk_bytes=chunk_bytes)
+    warned = '{"r": [{"y": 1, "error": "cut"}, {"y": 2, "error": null}]}'
+    assert read(warned, {"y": "$.r[*].y"}, {"y": "FP32"}, chunk_bytes=chunk_bytes) == {"y": ([2], [1, 2])}
+
+
+# The order of rows, and rows that would be lost
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+def test_rows_are_put_into_the_order_that_they_say(chunk_bytes: int | None) -> None:
+    rows = [{"index": index, "y": index + 0.5, "t": f"t{index}", "v": [index, -index]} for index in (2, 0, 3, 1)]
+    found = read(
+        json.dumps({"results": rows, "total": [9]}),
+        {"y": "$.results[*].y", "t": "$.results[*].t", "v": "$.results[*].v", "total": "$.total"},
+        {"y": "FP64", "t": "BYTES", "v": "INT32", "total": "INT64"},
+        order="$.results[*].index",
+        first_sizes=[4],
+        chunk_bytes=chunk_bytes,
+    )
+    assert found["y"] == ([4], [0.5, 1.5, 2.5, 3.5])
+    assert found["t"] == ([4], ["t0", "t1", "t2", "t3"])
+    assert found["v"] == ([4, 2], [0, 0, 1, -1, 2, -2, 3, -3])
+    assert found["total"] == ([1], [9])
+
+
+@pytest.mark.parametrize(
+    ("indexes", "words"),
+    [
+        ([0, 0], "expected each of the rows 0 to 1 once, got 0, 0"),
+        ([1, 2], "got 1, 2"),
+        ([0], "the answer has 1 rows, and the request has 2"),
+        ([0, 1, 2], "the answer has 3 rows, and the request has 2"),
+        ([0, None], "null"),
+        ([0, 1.5], "1.5"),
+    ],
+)
+def test_rows_that_are_not_each_there_once_are_refused(indexes: list[Any], words: str) -> None:
+    text = json.dumps([{"i": index, "y": 1} for index in indexes])
+    with pytest.raises(CodecError, match=words):
+        read(text, {"y": "$[*].y"}, {"y": "FP32"}, order="$[*].i", first_sizes=[2])
+
+
+@pytest.mark.parametrize("path", ["$[0]", "$[0][*]", "$[0].y", "$.a[0].y"])
+def test_a_path_that_would_lose_rows_is_refused(path: str) -> None:
+    item = {"y": 1} if "y" in path else [1]
+    text = json.dumps({"a": [item, item]} if ".a" in path else [item, item])
+    with pytest.raises(CodecError, match=r"the request has 2 rows and .* is a list of 2, .* only \[0\]"):
+        read(text, {"y": path}, {"y": "FP32"}, first_sizes=[2])
+    assert read(text, {"y": path}, {"y": "FP32"}, first_sizes=[1])
+    assert read(json.dumps(json.loads(text)[:1] if ".a" not in path else {"a": [item]}), {"y": path}, {"y": "FP32"},
+                first_sizes=[2])  # fmt: skip
+
+
+def test_names_of_dimensions_are_the_requests() -> None:
+    shapes: Any = {"y": ("n", "k"), "z": ("k",)}
+    paths, datatypes = {"y": "$.y", "z": "$.z"}, {"y": "FP32", "z": "FP32"}
+    text = '{"y": [[1, 2, 3], [4, 5, 6]], "z": [1, 2, 3]}'
+    assert read(text, paths, datatypes, shapes=shapes, sizes={"n": 2})
+    with pytest.raises(CodecError, match=r"the shape \[2, 3\], and .* says \[n, k\] \(n is 1\)"):
+        read(text, paths, datatypes, shapes=shapes, sizes={"n": 1})
+    with pytest.raises(CodecError, match=r"output 'z' .* says \[k\] \(k is 3\)"):
+        read(text.replace("[1, 2, 3]}", "[1]}"), paths, datatypes, shapes=shapes, sizes={"n": 2})
+    assert read('{"y": [], "z": []}', paths, datatypes, shapes=shapes, sizes={"n": 0, "k": 0})["y"][0] == [0, 0]

@@ -1,0 +1,33 @@
+"""Rows of tensors in another order."""
+
+import numpy as np
+import pytest
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+
+from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.tensors.row_order import rows_in_order
+from tests.steps import run
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1,), (5, 0), (7, 3), (50_000, 2), (3, 100_000)])
+def test_row_i_comes_to_the_place_that_is_said(shape: tuple[int, ...]) -> None:
+    order = np.random.default_rng(1).permutation(shape[0])
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    expected = np.empty_like(values)
+    expected[order] = values
+    row_elements = int(np.prod(shape[1:]))
+    blob = run(rows_in_order(memoryview(values.tobytes()), DATATYPES["FP32"], row_elements, order))
+    assert bytes(blob) == expected.tobytes()
+
+
+@pytest.mark.parametrize(("n_rows", "row_elements"), [(0, 1), (1, 1), (9000, 1), (400, 30), (4, 0)])
+def test_rows_of_strings_keep_their_elements(n_rows: int, row_elements: int) -> None:
+    order = np.random.default_rng(2).permutation(n_rows)
+    texts = [b"" if number % 7 == 0 else b"%d" % number * (number % 11) for number in range(n_rows * row_elements)]
+    if texts:
+        texts[-1] = b"x" * 300_000
+    blob = b"".join(bytes(serialize_byte_tensor(np.array([text], object)).item()) for text in texts)
+    made = run(rows_in_order(memoryview(blob), DATATYPES["BYTES"], row_elements, order))
+    expected = np.empty((n_rows, row_elements), object)
+    expected[order] = np.array(texts, object).reshape(n_rows, row_elements)
+    assert list(deserialize_bytes_tensor(bytes(made))) == list(expected.ravel())
