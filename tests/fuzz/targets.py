@@ -17,7 +17,7 @@ from gateway.codec.compression import Coding, Inflater
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.declared import TensorDescription
 from gateway.codec.dialects.description import ModelDescription
-from gateway.codec.dialects.paths import AnswerForm, find, members_with_all, steps_of, tree_of
+from gateway.codec.dialects.paths import AnswerForm, find, form_of, members_with_all, steps_of, tree_of
 from gateway.codec.dialects.walk import Walk
 from gateway.codec.inference import BytesPolicy, NonFinite, OutputSelection, TensorPolicy
 from gateway.codec.tensors.datatypes import DATATYPES, Kind
@@ -215,8 +215,11 @@ FORMS = [
             {"y": "$[*].y", "s": "$[*].s"},
             {"y": "$.outputs[0]", "s": "$.predictions[*].s"},
             {"y": "$.predictions[*][1]", "s": "$.outputs[*]"},
+            {"y": "$.predictions[*].y[*].v", "s": "$.predictions[*].s"},
+            {"y": "$[*][*].y"},
         )
     ),
+    form_of({"y": "$.predictions[*].y", "s": "$.s"}, {"$.ok": True}, "$.why", "$.predictions[*].i"),
 ]
 DESCRIPTIONS = [
     ModelDescription(
@@ -257,6 +260,11 @@ def values_by_name(text: bytes, form: AnswerForm, description: ModelDescription)
     if form.tree.outputs:
         document = json.loads(text)
         known = description.outputs  # a configuration has no paths of others
+        if form.order:
+            assert document["ok"] is True
+            rows = document["predictions"]
+            document["predictions"] = sorted(rows, key=lambda row: row["i"])
+            assert [row["i"] for row in document["predictions"]] == list(range(len(rows)))
         return {name: at_path(path, document) for name, path in form.tree.outputs.items() if name in known}
     value = [value for name, value in json.loads(text, object_pairs_hook=list_of_pairs) if name in form.tree.inside][-1]
     value = with_objects(value)
@@ -277,7 +285,7 @@ def at_path(path: str, document: Any) -> Any:
     """What is at *path*, in all rows if it has some; None if nothing."""
     before, every, inside = path.partition("[*]")
     rows = find(steps_of(before), document)
-    return [find(steps_of(f"${inside}"), row) for row in rows] if every and isinstance(rows, list) else rows
+    return [at_path(f"${inside}", row) for row in rows] if every and isinstance(rows, list) else rows
 
 
 class list_of_pairs(list[Any]):  # noqa: N801  a hook of the parser: the members of an object in their order
@@ -350,6 +358,9 @@ DIALECT_ANSWERS = [
     '[{"y":1,"s":"a"},{"s":"b","y":2}]',
     '{"outputs":[[1,2],3],"predictions":[{"s":"a"}]}',
     '{"predictions":[[0,[1]],["x",[2]]],"outputs":["a"]}',
+    '{"predictions":[{"y":[{"v":1},{"v":2}],"s":"a"},{"s":"b","y":[{"v":3},{"v":4}]}]}',
+    '[[{"y":1},{"y":2}],[{"y":3},{"y":4}]]',
+    '{"ok":true,"predictions":[{"i":1,"y":2},{"i":0,"y":1}],"s":"a"}',
 ]
 
 _TOKENS = {
@@ -369,7 +380,9 @@ _TOKENS = {
         '"content_type":"base64"', '"datatype":"INT64"', '"datatype":"UINT8"', '"datatype":"BF16"', "\\ud83d\\ude00",
     ],
     "dialects": [
-        *DIALECT_ANSWERS, '"predictions":[', '{"b64":"YWI="}', '"b64":', '"error":"no"', '{"y":', ',"y":', ',"s":',
+        *DIALECT_ANSWERS, '"predictions":[',
+        '"ok":true,', '"i":0', '"i":1', '"v":', '"why":"no"', '"error":null',
+        '{"b64":"YWI="}', '"b64":', '"error":"no"', '{"y":', ',"y":', ',"s":',
         "[{", "},{", "}]", "[[", "]]", "NaN", "-Infinity", "null", "true", "-0", "1e39", '"NaN"', "\\u0079",
         "\\ud83d\\ude00", " ", "9007199254740993",
     ],
