@@ -10,15 +10,17 @@ stand-in computes an answer from every value that decides.
 
 from tests.formats.homemade import HOMEMADE
 from tests.formats.language import LANGUAGE
+from tests.formats.media import MEDIA
+from tests.formats.model_servers import MODEL_SERVERS
 from tests.formats.rankers import RANKERS
 from tests.formats.stand_in import Format
 from tests.formats.tables import TABLES
 from tests.formats.tagging import TAGGING
 from tests.formats.vectors import VECTORS
 
-FORMATS: dict[str, Format] = {
-    each.name: each for family in (VECTORS, RANKERS, LANGUAGE, TAGGING, TABLES, HOMEMADE) for each in family
-}
+_FAMILIES = (VECTORS, RANKERS, LANGUAGE, MEDIA, TAGGING, TABLES, MODEL_SERVERS, HOMEMADE)
+
+FORMATS: dict[str, Format] = {each.name: each for family in _FAMILIES for each in family}
 """Every format by its name."""
 
 __all__ = ["FORMATS", "Format"]

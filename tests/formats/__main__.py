@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import sys
 from collections import Counter
 
@@ -32,6 +33,7 @@ async def _judged(options: argparse.Namespace) -> list[Judged]:
 
 
 def _main() -> int:
+    logging.getLogger("gateway").addHandler(logging.NullHandler())  # what it logs is in the replies
     found = asyncio.run(_judged(_parsed()))
     totals = Counter(each.verdict for each in found)
     print(f"\n{len(found)} formats: {', '.join(f'{totals[verdict]} {verdict}' for verdict in VERDICTS)}")

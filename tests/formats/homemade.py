@@ -116,7 +116,7 @@ def status_in_rows(body: Document) -> Document:
     """Each row has a status of its own, and one that failed has no score."""
     ERROR.members(body, {"rows": list_of(anything)})
     rows = ERROR.rows(body["rows"], {"x": number}, "rows")
-    found = []
+    found: list[Document] = []
     for each in rows:
         if each["x"] == 1e300:
             found.append({"ok": False, "score": None, "reason": "out of range"})

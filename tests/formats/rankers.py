@@ -6,9 +6,7 @@ from typing import Any
 from tests.formats.stand_in import (
     ERROR,
     Document,
-    Draw,
     Format,
-    Strict,
     anything,
     boolean,
     digest,
@@ -307,7 +305,10 @@ RANKERS = (
         values=("$.data[*].index", "$.data[*].score"),
         sorts="$.data[*].index",
         by_hand="""
-            inputs: {query: {datatype: BYTES, shape: []}, text: {datatype: BYTES, shape: [n]}, k: {datatype: INT64, shape: []}}
+            inputs:
+              query: {datatype: BYTES, shape: []}
+              text: {datatype: BYTES, shape: [n]}
+              k: {datatype: INT64, shape: []}
             outputs: {index: {datatype: INT64, shape: [-1]}, score: {datatype: FP64, shape: [-1]}}
             request:
               path: /v1/reranking
@@ -377,5 +378,3 @@ RANKERS = (
             """,
     ),
 )
-
-__all__ = ["RANKERS", "Draw", "Strict"]

@@ -1,6 +1,7 @@
 """Servers that say what a text or an image is, or what is in it: labels with scores, spans, boxes."""
 
 import base64
+import json
 from typing import Any
 
 from tests.formats.stand_in import (
@@ -25,7 +26,7 @@ from tests.formats.stand_in import (
     shares,
     text,
 )
-from tests.formats.vectors import DETAIL_TEXT, TEI, a_text
+from tests.formats.vectors import TEI, a_text
 
 LABELS = ("joy", "anger", "fear")
 AWS = Strict(400, lambda words: {"__type": "InvalidRequestException", "message": words})
@@ -205,6 +206,11 @@ def torchserve(body: Document) -> Document:
 
 def an_image(draw: Draw) -> str:
     return base64.b64encode(draw.randbytes(9)).decode()
+
+
+def json_of(value: Document) -> str:
+    """*value* as the adapter of `elasticsearch-elser` prints it."""
+    return json.dumps(value, sort_keys=True)
 
 
 def padded(rows: list[list[Any]], width: int, blank: Any) -> list[list[Any]]:
@@ -578,13 +584,3 @@ outputs: {boxes: {datatype: FP64, shape: [-1, 4, 3]}, count: {datatype: INT64, s
             """,
     ),
 )
-
-
-def json_of(value: Document) -> str:
-    """*value* as the adapter of `elasticsearch-elser` prints it."""
-    import json  # noqa: PLC0415
-
-    return json.dumps(value, sort_keys=True)
-
-
-__all__ = ["DETAIL_TEXT", "TAGGING"]

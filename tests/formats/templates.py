@@ -53,11 +53,17 @@ def read(steps: Sequence[Step], value: Any, missing: Any = MISSING) -> Any:
             if not isinstance(value, list):
                 return missing
             return [read(steps[index + 1 :], each, missing) for each in value]
-        if (isinstance(step, str) and isinstance(value, dict) and step in value) or (isinstance(step, int) and isinstance(value, list) and step < len(value)):
-            value = value[step]
-        else:
+        if not _has(step, value):
             return missing
+        value = value[step]
     return value
+
+
+def _has(step: str | int, value: Any) -> bool:
+    """Whether *value* is an object or a list that has the member or item *step*."""
+    if isinstance(step, str):
+        return isinstance(value, dict) and step in value
+    return isinstance(value, list) and step < len(value)
 
 
 def leaves(steps: Sequence[Step], value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -73,9 +79,7 @@ def leaves(steps: Sequence[Step], value: Any, at: tuple[Any, ...] = ()) -> Itera
     if step is None and isinstance(value, list):
         for index, each in enumerate(value):
             yield from leaves(rest, each, (*at, index))
-    elif (isinstance(step, str) and isinstance(value, dict) and step in value) or (
-        isinstance(step, int) and isinstance(value, list) and step < len(value)
-    ):
+    elif step is not None and _has(step, value):
         yield from leaves(rest, value[step], (*at, step))
 
 
@@ -135,7 +139,7 @@ def _constant(template: Any) -> Any:
 def _bind(template: Any, body: Any, at: str, bound: Bound, row: int | None, names: Mapping[str, Any]) -> Any:
     """Bind *body* to *template*; the body as the template can make it."""
     if _own(template):
-        return _bind_name(template, body, at, bound, row)
+        return _bind_name(template, body, at, bound, row, names)
     if isinstance(template, dict) and len(template) == 1 and _own(next(iter(template))):
         ((operation, inner),) = template.items()
         return _bind_operation(operation, inner, body, at, bound, row, names)
@@ -162,7 +166,11 @@ def _put(bound: Bound, name: str, value: Any, row: int | None) -> None:
     rows[row] = value
 
 
-def _bind_name(name: str, body: Any, at: str, bound: Bound, row: int | None) -> Any:
+def _bind_name(name: str, body: Any, at: str, bound: Bound, row: int | None, names: Mapping[str, Any]) -> Any:
+    if name[1:] in names:
+        held = as_held(body, names[name[1:]])
+        _put(bound, name[1:], held, row)
+        return held
     if name == "$parameters":
         if isinstance(body, dict):
             bound.parameters.update(body)
@@ -171,9 +179,6 @@ def _bind_name(name: str, body: Any, at: str, bound: Bound, row: int | None) -> 
         if body != row:
             bound.frozen[at] = f"{shown(body)} is the row's number"
         return row
-    if name in ("$id", "$model", "$version"):
-        return body
-    _put(bound, name[1:], body, row)
     return body
 
 
@@ -190,6 +195,7 @@ def _bind_operation(
     if operation == "$shape":
         bound.shapes[inner] = body
     elif operation == "$flat":
+        body = as_held(body, names[inner])
         _put(bound, inner, body, row)
     elif operation == "$b64":
         octets = body if isinstance(body, list) else [body]
@@ -242,6 +248,16 @@ def _bind_object(
     for name in body.keys() - settled.keys() - {key.removeprefix("$") for key in template}:
         bound.frozen[f"{at}.{name}"] = "it is left out"
     return settled
+
+
+def as_held(value: Any, entry: Mapping[str, Any]) -> Any:
+    """*value* as a client has it whose tensor is FP32: numbers of 32 bits, as they are printed."""
+    if isinstance(value, list):
+        return [as_held(each, entry) for each in value]
+    if entry.get("datatype") == "FP32" and isinstance(value, int | float) and not isinstance(value, bool):
+        with np.errstate(over="ignore"):
+            return float(str(np.float32(value)))
+    return value
 
 
 def same_json(one: Any, other: Any) -> bool:
@@ -336,7 +352,7 @@ def same_values(expected: Any, found: Sequence[Any]) -> bool:
         if one is None:
             if not (isinstance(other, float) and np.isnan(other)):
                 return False
-        elif isinstance(one, bool) or isinstance(one, str) or isinstance(other, str):
+        elif isinstance(one, bool | str) or isinstance(other, str):
             if type(one) is not type(other) or one != other:
                 return False
         elif one != other:

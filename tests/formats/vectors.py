@@ -240,7 +240,12 @@ VECTORS = (
             outputs: {embedding: {datatype: FP64, shape: [n, 4]}}
             request:
               path: /v2/embed
-              body: {$parameters: {model: embed-v4.0, texts: $text, input_type: classification, embedding_types: [float]}}
+              body:
+                $parameters:
+                  model: embed-v4.0
+                  texts: $text
+                  input_type: classification
+                  embedding_types: [float]
             answer: {embedding: $.embeddings.float}
             """,
     ),
@@ -328,7 +333,7 @@ VECTORS = (
         by_hand="""
             inputs: {text: {datatype: BYTES, shape: [n]}}
             outputs: {embedding: {datatype: FP64, shape: [n, 4]}}
-            request: {path: /embedding, body: {content: $text}}
+            request: {path: /embedding, rows: 1, body: {content: $text}}
             answer: {embedding: "$[*].embedding[0]"}
             """,
     ),
