@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 
 from tests.formats import FORMATS
-from tests.formats.judge import SILENT, VERDICTS, Judged, judge
+from tests.formats.judge import CAUSES, SILENT, VERDICTS, Judged, judge
 
 
 def _parsed() -> argparse.Namespace:
@@ -28,7 +28,10 @@ async def _judged(options: argparse.Namespace) -> list[Judged]:
         print(f"{name:27} {judged.format.kinds:20} {judged.verdict:8}", flush=True, end=" ")
         worst = [line for line in judged.found if line.startswith(judged.verdict)] or judged.found[:1]
         lines = judged.found if options.long or options.names else worst[:1]
-        print("\n     ".join(line.removeprefix(f"{judged.verdict}: ")[:300] for line in lines), flush=True)
+        print(
+            "\n     ".join(" ".join(line.removeprefix(f"{judged.verdict}: ").split())[:300] for line in lines),
+            flush=True,
+        )
     return found
 
 
@@ -36,6 +39,9 @@ def _main() -> int:
     logging.getLogger("gateway").addHandler(logging.NullHandler())  # what it logs is in the replies
     found = asyncio.run(_judged(_parsed()))
     totals = Counter(each.verdict for each in found)
+    causes = Counter(cause for each in found for cause in each.causes)
+    for cause, n_formats in causes.most_common():
+        print(f"{n_formats:3} {cause:9} {CAUSES[cause]}")
     print(f"\n{len(found)} formats: {', '.join(f'{totals[verdict]} {verdict}' for verdict in VERDICTS)}")
     return 1 if totals[SILENT] else 0
 

@@ -6,8 +6,6 @@ doctor has named it.
 """
 
 import asyncio
-import contextlib
-import io
 import json
 import re
 import sys
@@ -18,39 +16,47 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import yaml
 from aiohttp import web
 
-from gateway import cli
 from gateway.errors import ConfigError
-from tests.conftest import HEADER_LENGTH, Client, running
+from tests.conftest import Client, running
+from tests.formats.prescription import Prescription, by_hand, examined
 from tests.formats.stand_in import Draw, Format, RefusalError
 from tests.formats.templates import (
     Bound,
     Step,
     bind,
-    blob_of,
     decoded,
     flat,
     has_missing,
     leaves,
-    likely,
     read,
     same_values,
     shape_of,
     shown,
     steps_of,
-    values_of,
 )
+from tests.formats.v2_clients import Reply, Way, in_binary, in_json, over_grpc, tensors_of
 
 RIGHT, ASKED, REFUSED, SILENT = "right", "asked", "refused", "SILENT"
 VERDICTS = (RIGHT, ASKED, REFUSED, SILENT)
 
+CAUSES = {
+    "constant": "a value that clients decide is the sample's in every request",
+    "lost": "a value of the answer becomes no output",
+    "value": "an output differs from what the server answers",
+    "rows": "two rows to a server of one instance are answered otherwise than two requests",
+    "batch": "requests that are put together are answered otherwise than alone",
+    "failure": "a failure that the server says in a 200 is answered as if it were a success",
+    "judge": "the judge could not go on",
+}
+"""What may be wrong without a word."""
+
 BATCH = "batch: {max_size: 8, max_delay: 20ms}\n"
 N_CLIENTS = 6
-ROUNDS = 4
-"""How many requests with new values are compared."""
+REQUESTS: tuple[tuple[int, Way], ...] = ((1, in_binary), (3, in_binary), (2, in_json), (2, over_grpc), (1, in_binary))
+"""The requests with new values that are compared: how many rows, and how they are sent."""
 
 
 @dataclass
@@ -61,9 +67,13 @@ class Judged:
     verdict: str = RIGHT
     found: list[str] = field(default_factory=list)
     """What was not right, the verdict first."""
+    causes: set[str] = field(default_factory=set)
+    """The causes of what is silent, of `CAUSES`."""
 
-    def add(self, verdict: str, words: str) -> None:
+    def add(self, verdict: str, words: str, cause: str = "") -> None:
         """Add a finding; the worst one is the verdict, and a refusal less than a question."""
+        if verdict == SILENT:
+            self.causes.add(cause)
         line = f"{verdict}: {words}"
         if line not in self.found:
             self.found.append(line)
@@ -118,139 +128,6 @@ def answered(document: Any, status: int) -> web.Response:
     return web.json_response(document, status=status, dumps=lambda each: json.dumps(each, ensure_ascii=False))
 
 
-# The doctor
-
-
-@dataclass
-class Prescription:
-    """What the doctor has written and said, or what stands for it."""
-
-    backend: dict[str, Any] | None
-    """The backend's settings without its endpoints; None if there are none."""
-    said: tuple[str, ...] = ()
-    """What was said in questions, notes and problems, and in the file's comments."""
-    printed: str = ""
-    is_by_hand: bool = False
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The block of the only model."""
-        assert self.backend is not None
-        (block,) = self.backend["models"].values()
-        return dict(block)
-
-    def names(self, *paths: str) -> bool:
-        """Whether something was said of one of *paths*, or of one of *words* that begins with no `$`."""
-        return any(_is_named(path, words) for path in paths for words in self.said)
-
-
-def _is_named(path: str, words: str) -> bool:
-    """Whether *words* have *path*, or what is around it, or its last name in quotes or before a colon."""
-    if not path.startswith("$"):
-        return re.search(rf"\b{re.escape(path)}\b", words) is not None
-    words = re.sub(r"\[[*\d]+\]", "", words)
-    names = [step for step in steps_of(path) if isinstance(step, str)]
-    around = {f"${''.join(f'.{name}' for name in names[:length])}" for length in range(1, len(names) + 1)} or {"$"}
-    if any(re.search(rf"(?<![\w$]){re.escape(each)}(?![\w.({{])", words) for each in around):
-        return True
-    return (
-        bool(names) and re.search(rf"[`'\"]{re.escape(names[-1])}[`'\":]|^{re.escape(names[-1])}:", words) is not None
-    )
-
-
-_FINDING = re.compile(r"^  (\w+) +(.*?)(?=^  \w|^\S|\Z|^\n)", re.MULTILINE | re.DOTALL)
-_TABLES = re.compile(r"^What (this small inference takes|clients can do).*?(^\n|\Z)", re.MULTILINE | re.DOTALL)
-_BESIDE = re.compile(
-    r"the server does not say what the model's|not answered: model configuration|GUESSED|moves no output"
-    r"|it is made an input|is INT64|was not varied|integers in the sample"
-)
-
-
-def said_in(findings: str, file: str) -> tuple[str, ...]:
-    """What of the doctor's output tells its user that something may be wrong.
-
-    That is no praise, no list of what was guessed, and nothing of an input that clients have.
-    """
-    found = _FINDING.findall(_TABLES.sub("", findings))
-    words = [re.sub(r"\s+", " ", text) for kind, text in found if kind != "ok"]
-    comments = [line.partition("#")[2].strip() for line in file.splitlines() if line.lstrip().startswith("#")]
-    return tuple(each for each in words + comments if not _BESIDE.search(each))
-
-
-async def examined(url: str, form: Format, n_samples: int) -> Prescription:
-    """What `tensor-gateway doctor` makes of the server at *url* with the first *n_samples* of its samples."""
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ["doctor", url, "--path", form.path, "--model", "m", "--yaml"]
-        for index, sample in enumerate(form.samples[:n_samples]):
-            file = Path(folder) / f"sample{index}.json"
-            file.write_text(json.dumps(sample))
-            arguments += ["--sample", str(file)]
-        file_text, findings = await asyncio.to_thread(_run_doctor, arguments)
-    try:
-        backend = yaml.safe_load(file_text)["backends"]["default"]
-        del backend["endpoints"]
-    except (yaml.YAMLError, TypeError, KeyError):
-        backend = None
-    if backend is not None and "models" not in backend:
-        backend = None
-    return Prescription(backend, said_in(findings, file_text), findings + file_text)
-
-
-def _run_doctor(arguments: list[str]) -> tuple[str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
-        cli.main(arguments)
-    return out.getvalue(), err.getvalue()
-
-
-def by_hand(form: Format, folder: Path) -> Prescription:
-    """What was written by hand for this format."""
-    backend: dict[str, Any] = {"dialect": "template"}
-    if form.adapter is not None:
-        file = folder / "adapter.py"
-        file.write_text(form.adapter.source)
-        backend |= {"dialect": "python", "adapter": str(file)}
-    block = yaml.safe_load(form.adapter.models if form.adapter is not None else form.by_hand)
-    return Prescription({**backend, "models": {"m": block}}, is_by_hand=True)
-
-
-# Requests and replies
-
-
-@dataclass
-class Reply:
-    """What a client of V2 got."""
-
-    status: int
-    words: str
-    outputs: dict[str, tuple[tuple[int, ...], list[Any]]]
-    """Shape and flat values by name."""
-
-
-async def infer(client: Client, inputs: dict[str, Any], block: dict[str, Any], parameters: dict[str, Any]) -> Reply:
-    """Send *inputs*, nested lists by name, in binary."""
-    entries, blobs = [], []
-    for name, value in inputs.items():
-        values = flat(value)
-        datatype = likely(values, str(block.get("inputs", {}).get(name, {}).get("datatype")))
-        blobs.append(blob_of(values, datatype))
-        shape = shape_of(value)
-        entries.append(
-            {"name": name, "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(blobs[-1])}}
-        )
-    header = {"inputs": entries, "parameters": {**parameters, "binary_data_output": True}}
-    reply = await client.infer_binary(header, *blobs, model="m", timeout=aiohttp.ClientTimeout(30))
-    if reply.status != 200:
-        return Reply(reply.status, reply.body.decode(errors="replace"), {})
-    length = int(reply.headers.get(HEADER_LENGTH, len(reply.body)))
-    outputs, at = {}, length
-    for entry in json.loads(reply.body[:length])["outputs"]:
-        size = entry["parameters"]["binary_data_size"]
-        outputs[entry["name"]] = tuple(entry["shape"]), values_of(reply.body[at : at + size], entry["datatype"])
-        at += size
-    return Reply(200, "", outputs)
-
-
 class FileOf:
     """A file's model, and what it means for native requests."""
 
@@ -279,24 +156,22 @@ class FileOf:
 
     def inputs(self, bound: Sequence[Bound]) -> dict[str, Any]:
         """The inputs of one request of V2 for all of *bound*. Raises ValueError for what is no tensor."""
-        made = {}
+        made: dict[str, Any] = {}
         for name in bound[0].inputs:
-            values = [each.inputs.get(name) for each in bound]
+            values: list[Any] = [each.inputs.get(name) for each in bound]
             entry = self.block["inputs"].get(name, {})
             rank = len(entry["shape"]) if "shape" in entry else None
             values = [decoded(each, str(entry.get("encoding")), str(entry.get("datatype"))) for each in values]
             shape = shape_of(values[0])
             if shape is None or any(each is None for each in flat(values)):
                 raise ValueError(f"{name}: {shown(values[0])} is no tensor")
-            if (len(bound) == 1 and not self.rows) or (
-                rank == len(shape) and all(each == values[0] for each in values) and rank == 0
-            ):
+            is_same = len(values) > 1 and all(each == values[0] for each in values)
+            if (len(bound) == 1 and not self.rows) or (rank == len(shape) and (is_same or not shape)):
                 made[name] = values[0]
-            elif rank == len(shape) and self.rows and rank:
-                is_same = len(values) > 1 and all(each == values[0] for each in values)
-                made[name] = values[0] if is_same else [row for each in values for row in each]
+            elif rank == len(shape):
+                made[name] = [row for each in values for row in each]
             else:
-                made[name] = values if len(values) > 1 or self.rows else values[0]
+                made[name] = values
         return made
 
     def expected(self, answers: Sequence[Any]) -> dict[str, list[Any]]:
@@ -347,11 +222,14 @@ class Trial:
         self.judged = judged
         self.file = FileOf(form, written)
         self.draw = Draw(form.name)
-        self.frozen: set[str] = set()
+        self.told: set[tuple[str, str]] = set()
+        """Causes and places that are among the findings already."""
 
-    def fault(self, words: str, *paths: str) -> None:
-        """Something is not right; it is silent unless the doctor has named one of *paths*."""
-        self.judged.add(ASKED if self.written.names(*paths) else SILENT, words)
+    def fault(self, cause: str, place: str, words: str, *paths: str) -> None:
+        """Something is not right, for one of `CAUSES`: silent unless the doctor has named one of *paths*."""
+        if (cause, place) not in self.told:
+            self.told.add((cause, place))
+            self.judged.add(ASKED if self.written.names(*paths) else SILENT, words, cause)
 
     def settings(self, extra: str = "") -> str:
         """The backend's settings with those in *extra* besides."""
@@ -360,9 +238,9 @@ class Trial:
     async def run(self) -> None:
         """Send all that is sent."""
         try:
-            async with running(self.url, "", self.settings()) as client:
-                for round_ in range(ROUNDS):
-                    await self._compare(client, (1, 3, 2, 1)[round_] if self.form.many or self.file.rows else 1)
+            async with running(self.url, "grpc: 127.0.0.1:0\n", self.settings()) as client:
+                for n_rows, way in REQUESTS:
+                    await self._compare(client, n_rows if self.form.many or self.file.rows else 1, way)
                 if not self.form.many and not self.file.rows:
                     await self._send_two_rows(client)
                 for body in self.form.fails:
@@ -382,9 +260,8 @@ class Trial:
         bound = self.file.bound(bodies)
         for each in bound:
             for path, words in each.frozen.items():
-                if (place := re.sub(r"\[\d+\]", "[*]", path)) not in self.frozen:
-                    self.frozen.add(place)
-                    self.fault(f"{place}: {words}", place)
+                place = re.sub(r"\[\d+\]", "[*]", path)
+                self.fault("constant", place, f"{place}: {words}", place)
         settled = [each.settled for each in bound]
         return self.file.bound(settled), settled
 
@@ -394,47 +271,49 @@ class Trial:
         except RefusalError:
             return None
 
-    async def _send(self, client: Client, bound: Sequence[Bound]) -> Reply:
+    async def _send(self, client: Client, bound: Sequence[Bound], way: Way = in_binary) -> Reply:
         try:
             inputs = self.file.inputs(bound)
         except ValueError as error:
             return Reply(0, str(error), {})
-        return await infer(client, inputs, self.file.block, bound[0].parameters)
+        return await way(client, tensors_of(inputs, self.file.block.get("inputs", {})), bound[0].parameters)
 
-    async def _compare(self, client: Client, n_rows: int) -> None:
+    async def _compare(self, client: Client, n_rows: int, way: Way) -> None:
+        when = f"{n_rows} rows {way.__name__}"
         bound, bodies = self._new(n_rows)
         answers = self._answers(bodies)
-        reply = await self._send(client, bound)
+        reply = await self._send(client, bound, way)
         if answers is None:  # what the file freezes does not go with what the client sends
             if reply.status == 200:
-                self.fault("a request that the server refuses is answered")
+                self.fault("value", "", "a request that the server refuses is answered")
             else:
                 self.judged.add(REFUSED, f"the file's requests are refused: {reply.words[:200]}")
             return
         if reply.status != 200:
-            self.judged.add(REFUSED, f"{n_rows} rows: {reply.status} {reply.words[:250]}")
+            self.judged.add(REFUSED, f"{when}: {reply.status} {reply.words[:250]}")
             return
-        self._check(reply, answers, f"{n_rows} rows")
+        self._check(reply, answers, "value", when)
         for answer in answers:
             self._check_cover(answer)
 
-    def _check(self, reply: Reply, answers: Sequence[Any], when: str, *named: str, only_needed: bool = False) -> None:
+    def _check(
+        self, reply: Reply, answers: Sequence[Any], cause: str, when: str, *named: str, only_needed: bool = False
+    ) -> None:
         """Compare the outputs of *reply* with *answers*: all of them, or those that have a value that clients need."""
         for name, values in self.file.expected(answers).items():
             if only_needed and not self._is_needed(name, answers[0]):
                 continue
             path = str(self.file.block.get("answer", {}).get(name, "$"))
             if name not in reply.outputs:
-                self.fault(f"{when}: output {name} is missing in the reply", *named)
+                self.fault(cause, name, f"{when}: output {name} is missing in the reply", *named)
                 continue
             shape, found = reply.outputs[name]
             if has_missing(values):
-                self.fault(
-                    f"{when}: output {name} {shown(found)} where the server's answer has nothing at {path}", *named
-                )
+                words = f"{when}: output {name} {shown(found)} where the server's answer has nothing at {path}"
+                self.fault(cause, name, words, *named)
             elif not is_same(values, shape, found):
                 words = f"{when}: output {name} is {list(shape)} {shown(found)}, expected {shown(values)}"
-                self.fault(words, *named)
+                self.fault(cause, name, words, *named)
 
     def _is_needed(self, name: str, answer: Any) -> bool:
         needed = {leaf for path in self.form.values for leaf in leaves(steps_of(path), answer)}
@@ -448,7 +327,8 @@ class Trial:
         for path in self.form.values:
             lost = [leaf for leaf in leaves(steps_of(path), answer) if leaf not in covered]
             if lost:
-                self.fault(f"{path}: {len(lost)} values become no output, such as {lost[0]}", path, *_names_in(lost[0]))
+                words = f"{path}: {len(lost)} values become no output, such as {lost[0]}"
+                self.fault("lost", path, words, path, *_path_of(lost[0]))
 
     async def _send_two_rows(self, client: Client) -> None:
         """Send two rows at once to a server that takes one instance: refused, or answered as two requests are."""
@@ -458,7 +338,7 @@ class Trial:
         bound = self.file.bound([plain(self.form.body([row], options)) for row in rows])
         bound = self.file.bound([each.settled for each in bound])
         answers = self._answers([each.settled for each in bound])
-        if answers is None or self.file.form.adapter is not None:
+        if answers is None or not self.file.answer:
             return
         inputs = {}
         for name, value in bound[0].inputs.items():
@@ -471,9 +351,9 @@ class Trial:
             name: decoded(value, str(entries[name].get("encoding")), str(entries[name].get("datatype")))
             for name, value in inputs.items()
         }
-        reply = await infer(client, inputs, self.file.block, bound[0].parameters)
+        reply = await in_binary(client, tensors_of(inputs, entries), bound[0].parameters)
         if reply.status == 200:
-            self._check(reply, answers, "two rows to a server of one instance", "rows: 1", only_needed=True)
+            self._check(reply, answers, "rows", "two rows to a server of one instance", "rows: 1", only_needed=True)
 
     async def _send_failing(self, client: Client, body: Any) -> None:
         bound = self.file.bound([body])
@@ -482,10 +362,12 @@ class Trial:
         if plain(self.form.answer(bound[0].settled)) != plain(self.form.answer(body)):
             return  # the file cannot make this request
         reply = await self._send(client, bound)
-        is_told = any(self.form.flag in steps for steps in self.file.answer.values())
+        # a row's flag is for the client to read; that of the whole answer is too, where the file's owner says so
+        flags = [steps for steps in self.file.answer.values() if self.form.flag in steps]
+        is_told = any(None in steps or self.written.is_by_hand for steps in flags)
         if reply.status == 200 and not is_told:
             got = {name: shown(values) for name, (_, values) in reply.outputs.items()}
-            self.fault(f"a failure in a 200 is answered with {got}", self.form.flag)
+            self.fault("failure", "", f"a failure in a 200 is answered with {got}", f"$.{self.form.flag}")
 
     async def _send_at_once(self) -> None:
         """Send requests of several clients at once to a gateway that batches."""
@@ -511,32 +393,36 @@ class Trial:
         replies = await asyncio.gather(*[self._send(client, bound) for bound, _ in requests])
         for reply, (_, answers) in zip(replies, requests, strict=True):
             if reply.status == 200:
-                self._check(reply, answers, "batched", "batch", "batching")
+                self._check(reply, answers, "batch", "batched", "batch", "batching")
             elif reply.status:
                 self.judged.add(REFUSED, f"batched: {reply.status} {reply.words[:200]}")
 
 
-def _names_in(leaf: tuple[Any, ...]) -> list[str]:
-    """The last name on the way to a value, as a path."""
+def _path_of(leaf: tuple[Any, ...]) -> list[str]:
+    """The path to a value by the names on its way; none without names."""
     names = [each for each in leaf if isinstance(each, str)]
-    return [names[-1]] if names else []
+    return ["".join(["$", *(f"[{json.dumps(name)}]" for name in names)])] if names else []
 
 
 async def judge(form: Format, mode: str, n_samples: int = 1) -> Judged:
     """Judge *form* with the doctor's file (`doctor`) or with that written by hand (`file`)."""
-    judged = Judged(form)
     with tempfile.TemporaryDirectory() as folder:
         async with standing_in(form) as url:
             written = by_hand(form, Path(folder)) if mode == "file" else await examined(url, form, n_samples)
-            if written.backend is None:
-                lines = [line for line in written.printed.splitlines() if "problem" in line]
-                words = f"the doctor wrote no file: {' '.join(lines or written.printed.split())[:250]}"
-                judged.add(REFUSED, words)
-                return judged
-            try:
-                await Trial(form, url, written, judged).run()
-            except (AssertionError, KeyError, TypeError, ValueError, IndexError) as error:
-                judged.add(SILENT, f"the judge failed: {type(error).__name__} {error}")
-                if "--debug" in sys.argv:
-                    raise
+            return await judge_file(form, url, written)
+
+
+async def judge_file(form: Format, url: str, written: Prescription) -> Judged:
+    """Judge the file *written* for the server at *url*, which has the format *form*."""
+    judged = Judged(form)
+    if written.backend is None:
+        lines = [line for line in written.printed.splitlines() if "problem" in line]
+        judged.add(REFUSED, f"the doctor wrote no file: {' '.join(lines or written.printed.split())[:250]}")
+        return judged
+    try:
+        await Trial(form, url, written, judged).run()
+    except (AssertionError, KeyError, TypeError, ValueError, IndexError) as error:
+        judged.add(SILENT, f"the judge failed: {type(error).__name__} {error}", "judge")
+        if "--debug" in sys.argv:
+            raise
     return judged

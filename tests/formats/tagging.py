@@ -368,13 +368,13 @@ TAGGING = (
         values=("$[*].start", "$[*].end", "$[*].type", "$[*].text"),
         many=False,
         by_hand="""
-            inputs: {text: {datatype: BYTES, shape: []}, model: {datatype: BYTES, shape: []}}
+            inputs: {text: {datatype: BYTES, shape: []}, language: {datatype: BYTES, shape: []}}
             outputs:
               start: {datatype: INT64, shape: [m]}
               end: {datatype: INT64, shape: [m]}
               type: {datatype: BYTES, shape: [m]}
               word: {datatype: BYTES, shape: [m]}
-            request: {path: /ent, body: {text: $text, model: $model}}
+            request: {path: /ent, body: {text: $text, model: $language}}
             answer: {start: "$[*].start", end: "$[*].end", type: "$[*].type", word: "$[*].text"}
             """,
     ),
