@@ -357,14 +357,31 @@ outputs: {score: {datatype: FP64, shape: [-1]}}
         body=lambda rows, options: {"userIds": rows, "topK": options},
         values=("$.scores[*].score", "$.scores[*].isKnown"),
         numbers_are_texts=True,
-        by_hand="""
-            inputs: {user: {datatype: INT64, shape: [n], encoding: text}, k: {datatype: INT64, shape: []}}
-            outputs:
-              score: {datatype: FP64, shape: [n], missing: 0}
-              is_known: {datatype: BOOL, shape: [n], missing: false}
-            request: {path: /v1/score, body: {userIds: $user, topK: $k}}
-            answer: {score: "$.scores[*].score", is_known: "$.scores[*].isKnown"}
-            """,
+        adapter=Adapter(
+            source="""
+import numpy as np
+
+def request(call):
+    users = [str(user) for user in call.inputs["user"].tolist()]
+    return "/v1/score", {"userIds": users, "topK": call.inputs["k"].item()}
+
+def answer(call, status, body):
+    rows = body["scores"]
+    return {
+        "score": np.array([row.get("score", 0) for row in rows], np.float64),
+        "is_known": np.array([row.get("isKnown", False) for row in rows], bool),
+    }
+""",
+            models="""
+inputs: {user: {datatype: INT64, shape: [-1]}, k: {datatype: INT64, shape: []}}
+outputs: {score: {datatype: FP64, shape: [-1]}, is_known: {datatype: BOOL, shape: [-1]}}
+""",
+            inputs=lambda bodies: {"user": list(map(int, bodies[0]["userIds"])), "k": bodies[0]["topK"]},
+            outputs=lambda answers: {
+                "score": [each.get("score", 0) for each in answers[0]["scores"]],
+                "is_known": [each.get("isKnown", False) for each in answers[0]["scores"]],
+            },
+        ),
     ),
     Format(
         name="status-in-rows",
