@@ -186,7 +186,7 @@ HOMEMADE = (
         many=False,
         numbers_are_texts=True,
         fails=({"features": [-20000.5, 1.0, 2.0]},),
-        flag="success",
+        flag="$.success",
         by_hand="""
             inputs: {features: {datatype: FP64, shape: [n, 3]}}
             outputs: {prediction: {datatype: FP64, shape: [n], encoding: text}}
@@ -338,7 +338,7 @@ outputs: {score: {datatype: FP64, shape: [-1]}}
         body=lambda rows, options: {"jsonrpc": "2.0", "id": 1, "method": "predict", "params": {"x": rows}},
         values=("$.result.y",),
         fails=({"jsonrpc": "2.0", "id": 1, "method": "predict", "params": {"x": [[-20000.5, 2.0]]}},),
-        flag="error",
+        flag="$.error",
         by_hand="""
             inputs: {x: {datatype: FP64, shape: [n, 2]}}
             outputs: {y: {datatype: FP64, shape: [n]}}
@@ -392,7 +392,7 @@ outputs: {score: {datatype: FP64, shape: [-1]}, is_known: {datatype: BOOL, shape
         body=lambda rows, options: {"rows": [{"x": each} for each in rows]},
         values=("$.results[*].ok", "$.results[*].score"),
         fails=({"rows": [{"x": 1e300}, {"x": 0.25}]},),
-        flag="ok",
+        flag="$.results[*].ok",
         by_hand="""
             inputs: {x: {datatype: FP64, shape: [n]}}
             outputs: {ok: {datatype: BOOL, shape: [n]}, score: {datatype: FP64, shape: [n]}}

@@ -41,6 +41,8 @@ from tests.formats.v2_clients import Reply, Way, in_binary, in_json, over_grpc, 
 
 RIGHT, ASKED, REFUSED, SILENT = "right", "asked", "refused", "SILENT"
 VERDICTS = (RIGHT, ASKED, REFUSED, SILENT)
+"""From the best to the worst. What is asked works but for what the doctor has named; what is refused works not at all
+or not always, and says why."""
 
 CAUSES = {
     "constant": "a value that clients decide is the sample's in every request",
@@ -71,14 +73,13 @@ class Judged:
     """The causes of what is silent, of `CAUSES`."""
 
     def add(self, verdict: str, words: str, cause: str = "") -> None:
-        """Add a finding; the worst one is the verdict, and a refusal less than a question."""
+        """Add a finding; the worst one is the verdict."""
         if verdict == SILENT:
             self.causes.add(cause)
         line = f"{verdict}: {words}"
         if line not in self.found:
             self.found.append(line)
-        order = (RIGHT, REFUSED, ASKED, SILENT)
-        self.verdict = max(self.verdict, verdict, key=order.index)
+        self.verdict = max(self.verdict, verdict, key=VERDICTS.index)
 
 
 # The server
@@ -231,6 +232,12 @@ class Trial:
             self.told.add((cause, place))
             self.judged.add(ASKED if self.written.names(*paths) else SILENT, words, cause)
 
+    def _refused(self, words: str) -> None:
+        """A request that the server takes got an error, which has words: the first of these is a finding."""
+        if ("refused", "") not in self.told:
+            self.told.add(("refused", ""))
+            self.judged.add(REFUSED, words[:300])
+
     def settings(self, extra: str = "") -> str:
         """The backend's settings with those in *extra* besides."""
         return yaml.safe_dump(self.written.backend, sort_keys=False, allow_unicode=True) + extra
@@ -287,10 +294,10 @@ class Trial:
             if reply.status == 200:
                 self.fault("value", "", "a request that the server refuses is answered")
             else:
-                self.judged.add(REFUSED, f"the file's requests are refused: {reply.words[:200]}")
+                self._refused(f"the file's requests are refused: {reply.words}")
             return
         if reply.status != 200:
-            self.judged.add(REFUSED, f"{when}: {reply.status} {reply.words[:250]}")
+            self._refused(f"{when}: {reply.status} {reply.words}")
             return
         self._check(reply, answers, "value", when)
         for answer in answers:
@@ -363,11 +370,11 @@ class Trial:
             return  # the file cannot make this request
         reply = await self._send(client, bound)
         # a row's flag is for the client to read; that of the whole answer is too, where the file's owner says so
-        flags = [steps for steps in self.file.answer.values() if self.form.flag in steps]
-        is_told = any(None in steps or self.written.is_by_hand for steps in flags)
+        flag = steps_of(self.form.flag)
+        is_told = flag in self.file.answer.values() and (None in flag or self.written.is_by_hand)
         if reply.status == 200 and not is_told:
             got = {name: shown(values) for name, (_, values) in reply.outputs.items()}
-            self.fault("failure", "", f"a failure in a 200 is answered with {got}", f"$.{self.form.flag}")
+            self.fault("failure", "", f"a failure in a 200 is answered with {got}", self.form.flag)
 
     async def _send_at_once(self) -> None:
         """Send requests of several clients at once to a gateway that batches."""
@@ -395,7 +402,7 @@ class Trial:
             if reply.status == 200:
                 self._check(reply, answers, "batch", "batched", "batch", "batching")
             elif reply.status:
-                self.judged.add(REFUSED, f"batched: {reply.status} {reply.words[:200]}")
+                self._refused(f"batched: {reply.status} {reply.words}")
 
 
 def _path_of(leaf: tuple[Any, ...]) -> list[str]:

@@ -138,7 +138,7 @@ MEDIA = (
         many=False,
         echoes=True,
         fails=({"input": {"text": "boom", "scale": 1.5}},),
-        flag="status",
+        flag="$.status",
         by_hand="""
             inputs: {text: {datatype: BYTES, shape: [n]}, scale: {datatype: FP64, shape: [n]}}
             outputs: {output: {datatype: FP64, shape: [n]}}

@@ -259,7 +259,7 @@ MODEL_SERVERS = (
         body=lambda rows, options: {"key": ["x"], "value": [json.dumps(rows)]},
         values=("$.value[*]",),
         fails=({"key": ["x"], "value": ["[[0.5, 1.0]]"]},),
-        flag="err_no",
+        flag="$.err_no",
         adapter=Adapter(
             source="""
 import json

@@ -95,7 +95,7 @@ class Format:
     fails: tuple[Document, ...] = ()
     """Bodies that it answers with a failure in a 200."""
     flag: str = ""
-    """The member that says whether it failed."""
+    """The path of what says whether it failed."""
     by_hand: str = ""
     """The block of its model in the template language, in YAML; empty if it takes `adapter`."""
     adapter: Adapter | None = None

@@ -429,7 +429,7 @@ TAGGING = (
         body=lambda rows, options: {"TextList": rows, "LanguageCode": options},
         values=("$.ResultList[*].Sentiment", "$.ResultList[*].SentimentScore"),
         fails=({"TextList": ["a" * 301, "fine"], "LanguageCode": "en"},),
-        flag="ErrorList",
+        flag="$.ErrorList",
         by_hand="""
             inputs: {text: {datatype: BYTES, shape: [n]}, language: {datatype: BYTES, shape: []}}
             outputs:
@@ -488,7 +488,7 @@ outputs: {weights: {datatype: BYTES, shape: [-1]}}
         body=lambda rows, options: {"inputs": [{"data": {"text": {"raw": each}}} for each in rows]},
         values=("$.outputs[*].data.concepts[*].name", "$.outputs[*].data.concepts[*].value"),
         fails=({"inputs": [{"data": {"text": {"raw": "boom"}}}]},),
-        flag="status",
+        flag="$.status",
         by_hand="""
             inputs: {text: {datatype: BYTES, shape: [n]}}
             outputs: {name: {datatype: BYTES, shape: [n, -1]}, value: {datatype: FP64, shape: [n, -1]}}
