@@ -21,7 +21,7 @@ from aiohttp import web
 
 from gateway.errors import ConfigError
 from tests.conftest import Client, running
-from tests.formats.prescription import Prescription, by_hand, examined
+from tests.formats.prescription import CRASHED, Prescription, by_hand, examined
 from tests.formats.stand_in import Draw, Format, RefusalError
 from tests.formats.templates import (
     Bound,
@@ -51,6 +51,7 @@ CAUSES = {
     "rows": "two rows to a server of one instance are answered otherwise than two requests",
     "batch": "requests that are put together are answered otherwise than alone",
     "failure": "a failure that the server says in a 200 is answered as if it were a success",
+    "crash": "the doctor crashed",
     "judge": "the judge could not go on",
 }
 """What may be wrong without a word."""
@@ -422,6 +423,9 @@ async def judge(form: Format, mode: str, n_samples: int = 1) -> Judged:
 async def judge_file(form: Format, url: str, written: Prescription) -> Judged:
     """Judge the file *written* for the server at *url*, which has the format *form*."""
     judged = Judged(form)
+    if written.printed.startswith(CRASHED):
+        judged.add(SILENT, f"{CRASHED}: {written.printed.splitlines()[-1]}", "crash")
+        return judged
     if written.backend is None:
         lines = [line for line in written.printed.splitlines() if "problem" in line]
         judged.add(REFUSED, f"the doctor wrote no file: {' '.join(lines or written.printed.split())[:250]}")

@@ -175,11 +175,11 @@ WRONG = [
         request: {path: /v1/embeddings, body: {input: $text, model: text-embedding-3-small}}
         answer: {index: "$.data[*].index", embedding: "$.data[*].embedding"}
         """),
-    ("cog", "failure", """
-        inputs: {text: {datatype: BYTES, shape: []}, scale: {datatype: FP64, shape: []}}
-        outputs: {output: {datatype: FP64, shape: []}}
-        request: {path: /predictions, body: {input: {text: $text, scale: $scale}}}
-        answer: {output: $.output}
+    ("clarifai", "failure", """
+        inputs: {text: {datatype: BYTES, shape: [-1]}}
+        outputs: {name: {datatype: BYTES, shape: [-1, -1]}, value: {datatype: FP64, shape: [-1, -1]}}
+        request: {path: /v2/models/m/outputs, body: {inputs: {$each: {data: {text: {raw: $text}}}}}}
+        answer: {name: "$.outputs[*].data.concepts[*].name", value: "$.outputs[*].data.concepts[*].value"}
         """),
 ]  # fmt: skip
 
