@@ -175,11 +175,11 @@ WRONG = [
         request: {path: /v1/embeddings, body: {input: $text, model: text-embedding-3-small}}
         answer: {index: "$.data[*].index", embedding: "$.data[*].embedding"}
         """),
-    ("clarifai", "failure", """
-        inputs: {text: {datatype: BYTES, shape: [-1]}}
-        outputs: {name: {datatype: BYTES, shape: [-1, -1]}, value: {datatype: FP64, shape: [-1, -1]}}
-        request: {path: /v2/models/m/outputs, body: {inputs: {$each: {data: {text: {raw: $text}}}}}}
-        answer: {name: "$.outputs[*].data.concepts[*].name", value: "$.outputs[*].data.concepts[*].value"}
+    ("paddle-serving", "failure", """
+        inputs: {value: {datatype: BYTES, shape: [-1]}}
+        outputs: {prob: {datatype: BYTES, shape: [-1]}}
+        request: {path: /uci/prediction, body: {key: [x], value: $value}}
+        answer: {prob: $.value}
         """),
 ]  # fmt: skip
 
@@ -191,7 +191,7 @@ async def test_a_file_that_is_wrong_is_found(name: str, cause: str, block: str) 
     async with standing_in(form) as url:
         found = await judge_file(form, url, wrong)
         assert found.verdict == SILENT
-        assert cause in found.causes <= {cause, "batch"}
+        assert cause in found.causes <= {cause, "batch"}, found.found
         named = Prescription(wrong.backend, ("`target_lang` is constant, `detected_source_language` is no output",))
         is_named = cause in ("constant", "lost")
         assert (await judge_file(form, url, named)).verdict == (ASKED if is_named else SILENT)
