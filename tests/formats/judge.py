@@ -51,6 +51,7 @@ CAUSES = {
     "rows": "two rows to a server of one instance are answered otherwise than two requests",
     "batch": "requests that are put together are answered otherwise than alone",
     "failure": "a failure that the server says in a 200 is answered as if it were a success",
+    "dropped": "parameters of a request go nowhere",
     "crash": "the doctor crashed",
     "judge": "the judge could not go on",
 }
@@ -251,6 +252,8 @@ class Trial:
                     await self._compare(client, n_rows if self.form.many or self.file.rows else 1, way)
                 if not self.form.many and not self.file.rows:
                     await self._send_two_rows(client)
+                if self.file.answer:  # what an adapter does with parameters is its owner's
+                    await self._send_parameters(client)
                 for body in self.form.fails:
                     await self._send_failing(client, plain(body))
         except ConfigError as error:
@@ -362,6 +365,17 @@ class Trial:
         reply = await in_binary(client, tensors_of(inputs, entries), bound[0].parameters)
         if reply.status == 200:
             self._check(reply, answers, "rows", "two rows to a server of one instance", "rows: 1", only_needed=True)
+
+    async def _send_parameters(self, client: Client) -> None:
+        """Send parameters that no part of the body has: refused, since the server would never see them."""
+        bound, bodies = self._new(1)
+        for parameters in ({"no_such_option": 0.5}, {"sequence_id": 7, "sequence_start": True}):
+            if self._answers(bodies) is None:
+                return
+            bound[0].parameters = parameters
+            reply = await self._send(client, bound)
+            if reply.status == 200:
+                self.fault("dropped", str(parameters), f"the parameters {parameters} are dropped")
 
     async def _send_failing(self, client: Client, body: Any) -> None:
         bound = self.file.bound([body])
