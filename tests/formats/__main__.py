@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 
 from tests.formats import FORMATS
-from tests.formats.judge import CAUSES, SILENT, VERDICTS, Judged, judge
+from tests.formats.judge import CAUSES, RIGHT, SILENT, VERDICTS, Judged, judge
 
 
 def _parsed() -> argparse.Namespace:
@@ -16,7 +16,6 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--file", action="store_true", help="what was written by hand, instead of the doctor's file")
     parser.add_argument("--samples", type=int, default=1, help="how many samples the doctor gets, where there are some")
     parser.add_argument("--long", action="store_true", help="all that was found, not the first line")
-    parser.add_argument("--debug", action="store_true", help="raise where the judge itself fails")
     return parser.parse_args()
 
 
@@ -37,12 +36,16 @@ async def _judged(options: argparse.Namespace) -> list[Judged]:
 
 def _main() -> int:
     logging.getLogger("gateway").addHandler(logging.NullHandler())  # what it logs is in the replies
-    found = asyncio.run(_judged(_parsed()))
+    options = _parsed()
+    found = asyncio.run(_judged(options))
     totals = Counter(each.verdict for each in found)
     causes = Counter(cause for each in found for cause in each.causes)
     for cause, n_formats in causes.most_common():
         print(f"{n_formats:3} {cause:9} {CAUSES[cause]}")
     print(f"\n{len(found)} formats: {', '.join(f'{totals[verdict]} {verdict}' for verdict in VERDICTS)}")
+    if options.file:
+        in_python = sum(each.verdict == RIGHT and each.format.adapter is not None for each in found)
+        print(f"right: {totals[RIGHT] - in_python} in YAML, {in_python} in Python")
     return 1 if totals[SILENT] else 0
 
 

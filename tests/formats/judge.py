@@ -8,8 +8,8 @@ doctor has named it.
 import asyncio
 import json
 import re
-import sys
 import tempfile
+import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -447,7 +447,7 @@ async def judge_file(form: Format, url: str, written: Prescription) -> Judged:
     try:
         await Trial(form, url, written, judged).run()
     except (AssertionError, KeyError, TypeError, ValueError, IndexError) as error:
-        judged.add(SILENT, f"the judge failed: {type(error).__name__} {error}", "judge")
-        if "--debug" in sys.argv:
-            raise
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        words = f"the judge failed: {type(error).__name__} {error} at {Path(at.filename).name}:{at.lineno}"
+        judged.add(SILENT, words, "judge")
     return judged
