@@ -32,6 +32,9 @@ MAX_THREADS = 64
 """How many calls of one adapter run at once; others wait, within `timeouts.total`. Threads wait more than they work:
 what they do in Python, they do one after the other."""
 
+IMPORT_S = 60.0
+"""How long a reload waits for imports, so that one that hangs does not end all reloads."""
+
 EXCEPTION_CHARACTERS = 1000
 """How many characters of an exception's text are repeated."""
 
@@ -181,6 +184,15 @@ def load_adapters(config: Config) -> dict[str, AdapterModule]:
             except ConfigError as error:
                 raise ConfigError(f"backends.{name}.adapter: {error}") from None
     return adapters
+
+
+async def import_adapters(config: Config) -> dict[str, AdapterModule]:
+    """As `load_adapters`, beside the running event loop. Raises `ConfigError`, also after `IMPORT_S`."""
+    try:
+        async with asyncio.timeout(IMPORT_S):
+            return await AdapterThreads().run(lambda: load_adapters(config))
+    except TimeoutError:
+        raise ConfigError(f"backends.*.adapter: an adapter was not imported within {IMPORT_S:g} s") from None
 
 
 def adapter_problems(config: Config) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from gateway import certificates
-from gateway.adapter_modules import adapter_problems, load_adapters
+from gateway.adapter_modules import adapter_problems, import_adapters, load_adapters
 from gateway.backend.tasks import Tasks
 from gateway.backend.upstream import Upstream
 from gateway.certificates import TlsContext
@@ -205,7 +205,7 @@ class DataPlane:
             tls = TlsContext.following(self.server.tls, "tls", config.tls)
             now = {name: Upstream(backend, before.get(name)) for name, backend in plan.backends.items()}
             # in a thread: an adapter may import what takes a second
-            adapters = await asyncio.to_thread(load_adapters, config)
+            adapters = await import_adapters(config)
             # last, since it may begin a thread; importing OpenTelemetry would hold the loop for a third of a second
             tracing = await asyncio.to_thread(_tracing, config)
         except ConfigError as error:

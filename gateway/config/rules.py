@@ -373,6 +373,8 @@ WARNINGS = (
          "no effect: no endpoint begins with https://"),
     Rule(Backend, "batch models.*.batch", lambda at: at.value.max_size > 1 and at.part.binary == "always",
          "no effect, because `binary` is always: requests pass as they come, each alone"),
+    Rule(Backend, "bytes half_precision", lambda at: at.part.dialect == "python",
+         "no effect: the adapter gets the values, and writes them as it likes, because `dialect` is python"),
     Rule(Headers, "set.*", lambda at: re.fullmatch(r"(.* )?\$[A-Za-z_]\w*", at.value, re.ASCII),
          "sent as it stands here: a value from the environment is written ${{NAME}}, with braces"),
     Rule(Access, "deny.*", lambda at: at.value.endswith(("/v2/repository", "/")) and not any(

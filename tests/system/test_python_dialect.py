@@ -654,6 +654,21 @@ async def test_a_module_is_one_as_any_other(tmp_path: Path) -> None:
         assert np.frombuffer(reply.binary, np.float32).tolist() == [2, 2]
 
 
+async def test_a_process_ends_though_an_import_hangs(tmp_path: Path) -> None:
+    file = written(tmp_path, ECHO)
+    async with lying(answering(GOOD)) as backend:
+        text = configuration(backend.url, file)
+        async with gateway_process(text, tmp_path / "g.yaml") as gateway, aiohttp.ClientSession() as session:
+            file.write_text(
+                "import pathlib, time\npathlib.Path(__file__).with_name('begun').touch()\ntime.sleep(600)\n"
+            )
+            gateway.reload(text)
+            while not (tmp_path / "begun").exists():
+                await asyncio.sleep(0.01)
+            assert (await post_json(session, gateway.url)).status == 200
+            assert await gateway.stop() == 0
+
+
 async def test_two_backends_with_one_file_have_two_modules(tmp_path: Path) -> None:
     file = written(tmp_path, "COUNT = []\n" + dedent(ECHO))
     backend = yaml.safe_load(settings_of(file)) | {"endpoints": ["http://127.0.0.1:1"]}
@@ -714,6 +729,7 @@ def test_check_imports_an_adapter_and_names_the_lines_of_both_files(
             {"models": {"m": {"outputs": {"y": {"datatype": "BYTES", "encoding": "base64"}}}}},
             "backends.main.models.m.outputs.y.encoding: the adapter writes and reads the server's JSON",
         ),
+        ({"bytes": "base64"}, "warning: backends.main.bytes: no effect: the adapter gets the values"),
         ({"binary": "auto"}, "backends.main.binary: this is for servers of V2"),
         (
             {"models": {"m": {**MODEL, "answer": {"y": "$.y"}}}},
