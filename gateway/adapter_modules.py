@@ -79,7 +79,7 @@ class AdapterModule:
         try:
             return getattr(self._functions, function)(*arguments)
         except BaseException as error:  # also SystemExit, which would end the thread alone and tell nobody
-            text, kind = shortened(str(error), EXCEPTION_CHARACTERS), type(error).__name__
+            text, kind = _text_of(error), type(error).__name__
             words = f"the adapter's `{function}` failed: {kind}{': ' if text else ''}{text}"
             refusal = (text or kind) if isinstance(error, ValueError) else None
             raise AdapterFailedError(words, _place(error, self._file), refusal) from None
@@ -134,9 +134,16 @@ def _imported(file: Path, package: str) -> types.ModuleType:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name and (file.parent / f"{error.name}.py").exists():
             hint = f"; what stands beside an adapter is imported by `from . import {error.name}`"
-        text = error.msg if isinstance(error, SyntaxError) else shortened(str(error), EXCEPTION_CHARACTERS)
+        text = error.msg if isinstance(error, SyntaxError) else _text_of(error)
         raise ConfigError(f"{_place(error, file)}: not imported: {type(error).__name__}: {text}{hint}") from None
     return module
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return shortened(str(error), EXCEPTION_CHARACTERS)
+    except Exception:  # an exception of the adapter's own, whose text cannot be made
+        return ""
 
 
 def _forget(package: str) -> None:

@@ -1,6 +1,7 @@
 """`tensor-gateway adapter`, and the types of adapters: what an owner tries before there is a server."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,15 @@ def test_the_example_shows_what_it_sends_and_what_clients_get(
         "score: FP64 [2] [0.25, 1.0]",
         "classes: FP32 [2, 3] [0.0, 0.0, 0.5, 0.0, 0.0, 0.0]",
     ]
+
+
+def test_the_adapter_in_the_docs_does_what_they_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chapter = (ROOT / "docs/configuration.md").read_text().partition("### An adapter in Python")[2]
+    (adapter,) = re.findall("^```python\n(.*?)^```", chapter, re.DOTALL | re.MULTILINE)[:1]
+    (shown,) = re.findall("^```console\n[^\n]*\n(.*?)^```", chapter, re.DOTALL | re.MULTILINE)[:1]
+    sample = {"inputs": SAMPLE["inputs"]}
+    assert tried(tmp_path, written(tmp_path, adapter), sample, ANSWER) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_without_an_answer_only_the_request_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

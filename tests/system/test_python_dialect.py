@@ -279,6 +279,11 @@ REQUEST = "\n\ndef answer(call, status, body):\n    return {}\n"
     [
         ("raise ValueError('age must be positive')", 400, "age must be positive"),
         ("return call.inputs['q']", 500, "the adapter's `request` failed: KeyError: 'q'"),
+        (
+            "raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})()",
+            500,
+            "the adapter's `request` failed: Odd",
+        ),
         ("raise SystemExit(3)", 500, "the adapter's `request` failed: SystemExit: 3"),
         ("return '/p'", 500, "expected a path and a body, got a str"),
         ("return None", 500, "expected a path and a body, got None"),
