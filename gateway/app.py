@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from gateway import certificates
+from gateway.adapter_modules import adapter_problems, import_adapters, load_adapters
 from gateway.backend.tasks import Tasks
 from gateway.backend.upstream import Upstream
 from gateway.certificates import TlsContext
@@ -61,7 +62,7 @@ def settle() -> None:
 
 def file_problems(config: Config) -> Iterator[tuple[str, str]]:
     """Errors in the files and extras (pip) that *config* needs: the path of the key, and the reason."""
-    for problems in (certificates.tls_problems, token_problems, tracing_problems, grpc_problems):
+    for problems in (certificates.tls_problems, token_problems, tracing_problems, grpc_problems, adapter_problems):
         for key, reason in problems(config):
             yield key, without_hidden_paths(config, reason)
 
@@ -78,7 +79,7 @@ class DataPlane:
         """*name* is the gateway's name in `Via` (`new_name`), the same in all its workers.
 
         *deliver* takes the batches of `Counting`; the default drops them.
-        Raises `ConfigError` for certificates that cannot be used.
+        Raises `ConfigError` for certificates and adapters that cannot be used.
         """
         self.config = config
         self.counting = Counting(deliver)
@@ -86,7 +87,7 @@ class DataPlane:
         upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
         self._access_log = _access_log(config)
         self._tracing: Tracing | None = None
-        self.gateway = Gateway(Serving(plan, upstreams), self._record)
+        self.gateway = Gateway(Serving(plan, upstreams, adapters=load_adapters(config)), self._record)
         self._trace_by(_tracing(config))
         tls = TlsContext.following(None, "tls", config.tls)
         self.server = Server(self.gateway.handle, config.limits, self.gateway.admission.hold_unread, tls=tls)
@@ -104,7 +105,8 @@ class DataPlane:
         except Exception:  # the client has its reply, and shall keep it
             log.exception("request %s could not be recorded", exchange.request_id)
         if exchange.error is _INTERNAL:
-            log.error("request %s: %s", exchange.request_id, exchange.detail)
+            place = f" ({exchange.failed_at})" if exchange.failed_at else ""
+            log.error("request %s: %s%s", exchange.request_id, exchange.detail, place)
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
         """Listen, on *sockets* if a worker was given some. Raises `OSError` if an address cannot be used."""
@@ -202,11 +204,13 @@ class DataPlane:
             plan = Plan(config, self.gateway.serving.plan.name)
             tls = TlsContext.following(self.server.tls, "tls", config.tls)
             now = {name: Upstream(backend, before.get(name)) for name, backend in plan.backends.items()}
+            # in a thread: an adapter may import what takes a second
+            adapters = await import_adapters(config)
             # last, since it may begin a thread; importing OpenTelemetry would hold the loop for a third of a second
             tracing = await asyncio.to_thread(_tracing, config)
         except ConfigError as error:
             raise ConfigError(without_hidden_paths(config, str(error))) from None
-        self.gateway.replace(Serving(plan, now))
+        self.gateway.replace(Serving(plan, now, adapters=adapters))
         self.config = config
         self.server.limits = config.limits
         self.server.tls = tls

@@ -1,4 +1,4 @@
-"""The command line: `serve`, `check`, `schema`, `doctor`, `demo`.
+"""The command line: `serve`, `check`, `schema`, `doctor`, `adapter`, `demo`.
 
 Exit codes: 0 success, 1 a failure at run time (such as an address in use), 2 a wrong command or configuration.
 """
@@ -17,6 +17,7 @@ from typing import NoReturn
 import msgspec
 
 from gateway import __version__, demo
+from gateway.adapter_trial import try_adapter
 from gateway.app import file_problems, settle
 from gateway.backend.first_look import look_at
 from gateway.backend.tasks import Tasks
@@ -107,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tensor-gateway {__version__}")
     parser.set_defaults(run=None)
-    commands = parser.add_subparsers(title="commands", metavar="{serve,check,schema,doctor,demo}")
+    commands = parser.add_subparsers(title="commands", metavar="{serve,check,schema,doctor,adapter,demo}")
 
     def command(run: Callable[[argparse.Namespace], int], words: str) -> argparse.ArgumentParser:
         known = commands.add_parser(run.__name__.lstrip("_"), help=words, description=run.__doc__)
@@ -149,6 +150,14 @@ def parser() -> argparse.ArgumentParser:
     add("--certificate", metavar="FILE", help="for https: the certificate to show to the server")
     add("--key", metavar="FILE", help="its key")
     add("--server-name", metavar="NAME", help="for https: the name in the server's certificate, if it is not the URL's")
+
+    add = command(_adapter, "see what an adapter of `dialect: python` makes of a sample").add_argument
+    add("file", metavar="FILE", type=Path, help="the Python file with `request` and `answer`")
+    sample_words = "a request of the protocol in JSON, as a client sends it"
+    add("--sample", metavar="FILE", type=Path, required=True, help=sample_words)
+    add("--answer", metavar="FILE", type=Path, help="the server's answer in JSON, of which the outputs are made")
+    add("--model", metavar="M", default="model", help="the model's name (default: model)")
+    add("--version", metavar="V", help="the model's version (default: none)")
 
     add = command(_demo, "see one binary inference, step by step").add_argument
     add("--once", action="store_true", help="exit afterwards; without this, both go on serving")
@@ -195,6 +204,14 @@ def _doctor(options: argparse.Namespace) -> int:
     tls = {key: value for key in keys if (value := getattr(options, key)) is not None}
     given = Given(options.header, tls, options.path, options.sample)
     return asyncio.run(examine(options.url, options.model, given, only_yaml=options.yaml))
+
+
+def _adapter(options: argparse.Namespace) -> int:
+    """Show the path and the body that an adapter makes of a request, and the outputs that it makes of an answer.
+
+    Exit code 0: all of it can be sent; 1: an output cannot; 2: a file cannot be read, or a function fails.
+    """
+    return try_adapter(options.file, options.sample, options.answer, model=options.model, version=options.version)
 
 
 def _serve(options: argparse.Namespace) -> int:

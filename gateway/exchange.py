@@ -85,6 +85,8 @@ class Exchange(msgspec.Struct, gc=False):
     error: ErrorKind | None = None
     detail: str = ""
     """The error's text."""
+    failed_at: str = ""
+    """File and line of an adapter's function that has failed, for logs alone; empty if none has."""
     client_format: Format = Format.OTHER
     reply_format: Format = Format.OTHER
     upstream_format: Format = Format.OTHER

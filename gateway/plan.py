@@ -55,6 +55,8 @@ class BackendPlan:
         """The paths in the endpoints' URLs, which go before every path."""
         self.models = {pattern: model.description for pattern, model in settings.models.items()}
         """The configuration's descriptions of the backend's models, by pattern."""
+        if settings.dialect == "python":  # nobody else knows its outputs, as with a template
+            self.models = {key: msgspec.structs.replace(each, is_complete=True) for key, each in self.models.items()}
         self._batches = {pattern: model.batch or settings.batch for pattern, model in settings.models.items()}
         self.batches = any(batch.max_size > 1 for batch in (settings.batch, *self._batches.values()))
         """Whether requests for any of the backend's models are batched."""

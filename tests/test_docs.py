@@ -284,6 +284,8 @@ def test_every_setting_in_a_sentence_loads(key: str, value: str) -> None:
         document = {name: document}
     if "backends" in document:
         document["backends"]["default"]["endpoints"] = ["http://10.0.0.5:8000"]
+        if document["backends"]["default"].get("dialect") == "python":
+            document["backends"]["default"]["adapter"] = "adapters/scorer.py"
     config.parse(yaml.safe_dump(with_a_backend(document)))
 
 

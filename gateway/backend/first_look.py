@@ -22,6 +22,7 @@ from gateway.backend.endpoints import Endpoint, Said
 from gateway.backend.questions import (
     EXTENSION,
     MLFLOW,
+    PYTHON,
     TEMPLATE,
     TENSORFLOW,
     Answer,
@@ -120,7 +121,7 @@ async def _find(name: str, backend: Backend, endpoint: Endpoint, get: Get) -> Fi
         answer = await get("/v2")
     except NoAnswerError as error:
         return Finding(BAD, await why_no_answer(endpoint, error))
-    if backend.dialect == TEMPLATE:
+    if backend.dialect in (TEMPLATE, PYTHON):
         return Finding(GOOD, f"answers HTTP ({answer.status_line})")
     said = Said("", answers=_said(endpoint, answer))
     with suppress(NoAnswerError):

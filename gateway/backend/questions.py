@@ -27,7 +27,7 @@ MAX_WORDS = 300
 EXTENSION = "binary_tensor_data"
 """The name of the binary extension in the list of a server's extensions."""
 
-V2, TENSORFLOW, MLFLOW, TEMPLATE = "v2", "tensorflow", "mlflow", "template"
+V2, TENSORFLOW, MLFLOW, TEMPLATE, PYTHON = "v2", "tensorflow", "mlflow", "template", "python"
 
 TORCHSERVE = "TorchServe"
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gateway.adapter_modules import AdapterModule
 from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read, Transcode
 from gateway.backend.metadata import LIFE_S
@@ -53,6 +54,8 @@ class Serving:
     """The `batching.Lane` of each backend and path with requests under way."""
     unbatched: dict[tuple[str, str], None] = field(default_factory=dict)
     """Models, by backend and name, whose requests cannot be batched; the one found first stands first."""
+    adapters: Mapping[str, AdapterModule] = field(default_factory=dict)
+    """The adapters of `dialect: python`, by backend."""
 
 
 class Call:

@@ -9,18 +9,18 @@ from functools import partial
 from gateway.backend.asking import BackendRequest, Body, Pieces
 from gateway.backend.attempt import Answer, Read
 from gateway.codec.compression import Coding, choose_coding, compressed
-from gateway.codec.dialects.body import WrittenRequest
+from gateway.codec.json.pieced import PiecedJson
 from gateway.codec.v2.answer import WHOLE_BYTES
 from gateway.codec.v2.framing import HEADER_LENGTH
 from gateway.codec.v2.reply import Reply as InferReply
-from gateway.codec.v2.request import InferRequest
 from gateway.codec.v2.request_reading import find_sequence_id
 from gateway.errors import CodecError, ErrorKind, blamed
 from gateway.exchange import BINARY, JSON
 from gateway.policy.crossing import Fields, transcoded_lines
+from gateway.serving.adapting import foreign_to
 from gateway.serving.batching import serve_batched
 from gateway.serving.call import Answered, Call
-from gateway.serving.foreign import Foreign, dialect_of
+from gateway.serving.foreign import dialect_of
 from gateway.serving.relaying import pass_back, pass_through
 from gateway.serving.speech import Prepared, prepare
 
@@ -63,7 +63,7 @@ async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Rea
     exchange, headers = call.exchange, call.backend.headers
     exchange.client_format = JSON if call.framing.header_length is None else BINARY
     dialect = None if call.backend.is_v2 else await dialect_of(call)
-    prepared = await (prepare(call, body) if dialect is None else Foreign(call, dialect).prepare(body))
+    prepared = await (prepare(call, body) if dialect is None else foreign_to(call, dialect).prepare(body))
     exchange.upstream_format = JSON
     if prepared is None:  # byte for byte (protocol 3.6)
         # a renamed model's answer must not be compressed, because the gateway replaces the name in it
@@ -85,7 +85,7 @@ async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Rea
     return asked, partial(_decoded, call, prepared, body)
 
 
-async def _streamed_json(call: Call, written: InferRequest | WrittenRequest) -> Body:
+async def _streamed_json(call: Call, written: PiecedJson) -> Body:
     """The backend's JSON as a stream that is made while it is sent."""
     pacer = call.exchange.request_codec
     length = None
@@ -124,7 +124,8 @@ async def _decoded(call: Call, prepared: Prepared, request_body: memoryview, ans
             chunk = await answer.next(WHOLE_BYTES)
         if not whole:
             raise CodecError(f"{answer.status} without a body")
-        answered = await pacer.run(decoder.finish(chunk))
+        finished = pacer.run(decoder.finish(chunk)) if prepared.finish is None else prepared.finish(decoder, chunk)
+        answered = await finished
     except CodecError as error:
         find_other = prepared.other_decoder if answer.is_read and chunk is whole else None
         other = await find_other(answer) if find_other is not None else None

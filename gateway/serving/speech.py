@@ -5,6 +5,7 @@ V2 is the dialect whose text may cross unchanged, and in which most models need 
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -12,11 +13,12 @@ from gateway.backend.attempt import Answer
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.metadata import is_undescribed, is_worth_keeping
 from gateway.codec.dialects.answer import DialectAnswer
-from gateway.codec.dialects.body import WrittenRequest
 from gateway.codec.dialects.description import v2_metadata
 from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.json.pieced import PiecedJson
 from gateway.codec.v2.answer import InferAnswer
 from gateway.codec.v2.raw import half_precision_outputs, read_raw
+from gateway.codec.v2.reply import Reply as InferReply
 from gateway.codec.v2.request import InferRequest
 from gateway.codec.v2.request_reading import RequestReading, read_request
 from gateway.errors import GatewayError
@@ -30,7 +32,7 @@ class Prepared(msgspec.Struct, frozen=True):
     """A request that is ready to be sent."""
 
     request: InferRequest | DialectRequest
-    written: InferRequest | WrittenRequest
+    written: PiecedJson
     """The request's JSON."""
     small_json: bytes | None
     """All of the JSON, if it is small."""
@@ -42,6 +44,8 @@ class Prepared(msgspec.Struct, frozen=True):
     """Another decoder for an answer that the first one could not read; None where answers describe themselves."""
     target: str = ""
     """The raw path and query for the backend; empty: those of the client."""
+    finish: Callable[[Any, bytes], Awaitable[InferReply]] | None = None
+    """Finishes a decoder with the last bytes of its answer, in a thread; None: the event loop does it."""
 
 
 async def prepare(call: Call, body: memoryview) -> Prepared | None:

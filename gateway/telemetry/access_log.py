@@ -120,6 +120,7 @@ class FailureLog:
 def line_of(exchange: Exchange) -> Line:
     """The line of a finished exchange; docs/operations.md, "Access log" has the meaning of each field."""
     endpoint = connection = reason = blame = None
+    detail = f"{exchange.detail} ({exchange.failed_at})" if exchange.failed_at and exchange.error else exchange.detail
     n_attempts = request_bytes = response_bytes = 0
     upstream_s = 0.0
     queue_s = exchange.queue_s
@@ -148,7 +149,7 @@ def line_of(exchange: Exchange) -> Line:
         "status": exchange.status,
         "reason": reason,
         "blame": blame,
-        "detail": shortened(exchange.detail, DETAIL_CHARACTERS) or None,
+        "detail": shortened(detail, DETAIL_CHARACTERS) or None,
         "client_request_bytes": exchange.client_request_bytes,
         "upstream_request_bytes": request_bytes,
         "upstream_response_bytes": response_bytes,

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.mlflow import MLflow
+from gateway.codec.dialects.python import PythonDialect
 from gateway.codec.dialects.tensorflow import TensorFlow
 
-DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (TensorFlow(), MLflow(), Dialect())}
+DIALECTS: Mapping[str, Dialect] = {each.name: each for each in (TensorFlow(), MLflow(), Dialect(), PythonDialect())}
 """Every dialect besides V2 by its name in the configuration."""

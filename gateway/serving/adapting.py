@@ -1,0 +1,142 @@
+"""How an inference is put to a server by an adapter (`dialect: python`): its functions run in threads.
+
+All other questions about such a server are answered as for other dialects (`foreign`).
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
+
+from gateway.adapter import AdapterCall
+from gateway.adapter_modules import AdapterFailedError, AdapterModule
+from gateway.backend.asking import PIECE_BYTES
+from gateway.codec.dialects.arrays import adapter_call, array_bytes, at_once, check_complete, request_of
+from gateway.codec.dialects.description import check_known, v2_metadata
+from gateway.codec.dialects.dialect import Dialect
+from gateway.codec.dialects.python import PARSED_PER_BYTE, AdapterAnswer, PythonDialect, WholeJson
+from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.inference import NonFinite
+from gateway.codec.v2.reply import Reply as InferReply
+from gateway.errors import CodecError, ErrorKind, GatewayError
+from gateway.pacing import Pacer
+from gateway.policy.paths import find_path_fault
+from gateway.serving.call import Call
+from gateway.serving.foreign import Foreign
+from gateway.serving.speech import Prepared, reading
+
+T = TypeVar("T")
+
+
+def foreign_to(call: Call, dialect: Dialect) -> Foreign:
+    """The client's request to a backend that speaks *dialect*. Raises `GatewayError` for a model that it has not."""
+    return (Adapted if isinstance(dialect, PythonDialect) else Foreign)(call, dialect)
+
+
+class Adapted(Foreign):
+    """A client's request to a backend with an adapter."""
+
+    async def prepare(self, body: memoryview) -> Prepared:
+        """See `Foreign.prepare`."""
+        call, described, policy = self.call, self._configured, self.call.backend.tensor_policy
+        adapter = call.serving.adapters[call.backend.name]
+        metadata = v2_metadata(self.model, described) if call.framing.header_length == 0 else b""
+        steps = DialectRequest.parse(reading(call, body, metadata), policy, call.body.reserve)
+        request = await call.exchange.request_codec.run(steps)
+        check_known(described, request.inputs, request.selection, model=self.name)
+        check_complete(described, request.inputs)
+        request, sizes = self.dialect.fitted(request, described, self.name)
+        call.body.reserve(array_bytes(request.inputs))
+        make = partial(_made, adapter, request, self, policy.nonfinite)
+        try:
+            asked, path, text = await call.within_total(_run(adapter, make, call.exchange.request_codec))
+        except AdapterFailedError as error:
+            call.exchange.failed_at = error.place
+            if error.refusal is not None:
+                raise GatewayError(ErrorKind.MALFORMED_REQUEST, error.refusal, sent=False) from None
+            raise GatewayError(ErrorKind.INTERNAL, str(error), sent=False) from None
+        call.body.reserve(len(text))
+        decoder = partial(self._adapter_decoder, adapter, request, asked, sizes)
+        small = text if len(text) <= PIECE_BYTES else None
+        finish = partial(self._finish, adapter)
+        return Prepared(request, WholeJson(text), small, decoder, target=self._target(path, adapter), finish=finish)
+
+    def call_of(self, request: DialectRequest) -> AdapterCall:
+        """What the adapter gets for *request*. Raises `CodecError` for arrays that numpy cannot have."""
+        return adapter_call(request, self._configured, model=self.model, version=self.version)
+
+    def _target(self, path: str, adapter: AdapterModule) -> str:
+        """The path and query for the backend: *path*, by the adapter, behind what the route keeps.
+
+        Raises `GatewayError` (500) for a path that no client may use.
+        """
+        call = self.call
+        path, mark, own_query = path.partition("?")
+        path = self.path.before + path
+        fault = find_path_fault(path)
+        try:
+            if fault is None:
+                call.plan.check_path(path, call.backend)
+        except GatewayError as error:
+            fault = error.message
+        if fault is not None:
+            call.exchange.failed_at = adapter.place_of("request")
+            words = f"the adapter's `request` returned the path {path[:200]!r}, which is refused: {fault}"
+            raise GatewayError(ErrorKind.INTERNAL, words, sent=False)
+        query = call.match.target[len(call.match.path) :]
+        return path + (f"{mark}{own_query}{query.replace('?', '&', 1)}" if mark else query)
+
+    def _adapter_decoder(
+        self, adapter: AdapterModule, request: DialectRequest, asked: AdapterCall, sizes: Mapping[str, int]
+    ) -> AdapterAnswer:
+        exchange = self.call.exchange
+        exchange.failed_at = ""  # of an attempt before
+        answer = partial(adapter.call, "answer", asked, int(exchange.attempts[-1].code))
+        return AdapterAnswer(
+            self._configured,
+            request.selection,
+            sizes,
+            answer,
+            model=self.name,
+            request_id=request.id,
+            version=self.version,
+        )
+
+    async def _finish(self, adapter: AdapterModule, decoder: AdapterAnswer, last: bytes) -> InferReply:
+        """Finish *decoder* in a thread. Raises `CodecError`."""
+        call = self.call
+        call.body.hold_answer(decoder.held_bytes + len(last) * (1 + PARSED_PER_BYTE))
+        try:
+            return await _run(adapter, partial(at_once, decoder.finish(last)), call.exchange.response_codec)
+        except AdapterFailedError as error:
+            call.exchange.failed_at = error.place
+            raise
+        except CodecError:  # of what it has returned
+            call.exchange.failed_at = adapter.place_of("answer")
+            raise
+
+
+def _made(
+    adapter: AdapterModule, request: DialectRequest, adapted: Adapted, nonfinite: NonFinite
+) -> tuple[AdapterCall, str, bytes]:
+    """What the adapter gets, and the path and body that it makes. Raises `AdapterFailedError`; for a thread."""
+    asked = adapted.call_of(request)
+    made = adapter.call("request", asked)
+    try:
+        return asked, *request_of(made, nonfinite)
+    except CodecError as error:
+        words = f"what the adapter's `request` returned cannot be sent: {error}"
+        raise AdapterFailedError(words, adapter.place_of("request")) from None
+
+
+async def _run(adapter: AdapterModule, function: Callable[[], T], codec: Pacer) -> T:
+    """Run *function* in a thread of *adapter*'s; its time is counted as that of *codec*."""
+
+    def timed() -> tuple[T, float]:
+        began_s = time.perf_counter()
+        result = function()
+        return result, time.perf_counter() - began_s
+
+    result, seconds = await adapter.threads.run(timed)
+    codec.seconds += seconds
+    return result
