@@ -196,7 +196,11 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
         ),
         (
             one_backend("dialect: tensorflow, models: {m: {inputs: {x: {encoding: text}}}}"),
-            "a.models.m.inputs.x.encoding: this is for strings: expected `datatype: BYTES` beside it",
+            "a.models.m.inputs.x.encoding: expected `datatype` beside it, BYTES or one of numbers",
+        ),
+        (
+            one_backend("dialect: mlflow, models: {m: {outputs: {y: {datatype: BOOL, encoding: base64}}}}"),
+            "a.models.m.outputs.y.encoding: expected `datatype` beside it, BYTES or one of numbers",
         ),
         (
             one_backend("models: {m: {inputs: {x: {datatype: BYTES, encoding: base64}}}}"),

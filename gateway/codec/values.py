@@ -14,6 +14,7 @@ from gateway.codec.tensors.datatypes import BYTES, Datatype
 from gateway.codec.tensors.elements import PREFIX_BYTES
 from gateway.codec.tensors.nesting import MAX_DEPTH
 from gateway.codec.tensors.number_parsing import read_few, read_flat
+from gateway.codec.tensors.number_reading import PROTO3_TEXTS
 
 SHORT_BYTES = 8 * 1024
 """The longest text of strings, or of nested numbers, that is read here: each value is looked at."""
@@ -44,8 +45,11 @@ def shaped_blob(text: bytes, datatype: Datatype, shape: tuple[int, ...]) -> memo
     return memoryview(blob) if blob else None
 
 
-def short_value(text: bytes, datatype: Datatype) -> Value | None:
-    """The value that *text* is, whose nesting says its shape; None for one that a sink has to look at."""
+def short_value(text: bytes, datatype: Datatype, *, takes_texts: bool = False) -> Value | None:
+    """The value that *text* is, whose nesting says its shape; None for one that a sink has to look at.
+
+    *takes_texts*: numbers may be texts.
+    """
     if len(text) > SHORT_BYTES:
         return None
     shape: list[int] = []
@@ -63,7 +67,8 @@ def short_value(text: bytes, datatype: Datatype) -> Value | None:
     if list in types:
         return None
     if datatype.kind is not BYTES:
-        flat = b"[%b]" % text.translate(None, b"[]")
+        has_texts = types == {str} and (takes_texts or datatype.name in PROTO3_TEXTS)
+        flat = _flat(text, level, has_texts=has_texts)
         blob = read_few(flat, datatype, len(level)) or read_flat(flat, datatype, len(level))
     elif types == {str}:
         elements = map(str.encode, level)
@@ -71,3 +76,14 @@ def short_value(text: bytes, datatype: Datatype) -> Value | None:
     else:
         blob = None
     return Value(tuple(shape), [memoryview(blob)]) if blob else None
+
+
+def _flat(text: bytes, items: list[str], *, has_texts: bool) -> bytes:
+    """The numbers in *text*, which has *items*, in one list; empty if they are texts that a sink has to look at.
+
+    The reader finds as many numbers as there are texts only if none of these has a comma.
+    """
+    if not has_texts:
+        return b"[%b]" % text.translate(None, b"[]")
+    flat = ",".join(items)
+    return b"[%b]" % flat.encode() if "[" not in flat and "]" not in flat and b"\\" not in text else b""

@@ -195,9 +195,10 @@ class ModelTensor(Part, frozen=True):
     shape: list[Dimension] | None = None
     """-1 is any size; a name is any size that is the same wherever the name stands in the model's block."""
     encoding: typing.Literal["text", "base64"] | None = None
-    """How its values stand in the server's JSON. Of BYTES None is what `bytes` says for inputs, text for outputs.
+    """How its elements stand in the server's JSON; None: BYTES as `bytes` says for inputs, as text for outputs.
 
-    Numbers are JSON numbers (None), texts such as "1.5" (`text`), or their little-endian bytes in base64.
+    `text`: each as a text, such as "1.5". `base64`: each of BYTES in base64; of numbers the little-endian bytes of the
+    last dimension (a scalar's own) in one text. None: numbers as JSON numbers.
     """
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
@@ -184,7 +185,12 @@ def fuzz_dialects(data: Provider) -> None:
         name, shape = entry["name"], entry["shape"]
         datatype = DATATYPES[entry["datatype"]]
         value = expected.pop(name)
-        leaves = list(leaves_of(value))
+        leaves: list[Any] = list(leaves_of(value))
+        is_packed = description.outputs[name].encoding == "base64"
+        if is_packed:
+            rows = [base64.b64decode(leaf.translate({10: None, 13: None}), validate=True) for leaf in leaves]
+            leaves = np.frombuffer(b"".join(rows), datatype.wire).tolist()
+            value = np.zeros((*shape_of(value), len(leaves) // len(rows)) if rows else shape_of(value)).tolist()
         assert shape == shape_of(value), (shape, value)
         assert len(leaves) == math.prod(shape)
         if "data" in entry:
@@ -196,12 +202,20 @@ def fuzz_dialects(data: Provider) -> None:
             elements = [base64.b64decode(leaf["b64"]) if isinstance(leaf, dict) else leaf.encode() for leaf in leaves]
             assert blob == b"".join(len(element).to_bytes(4, "little") + element for element in elements)
         else:
-            numbers = [math.nan if leaf is None else float(leaf) if isinstance(leaf, str) else leaf for leaf in leaves]
+            is_integer = datatype.kind is Kind.INTEGER
+            numbers = [math.nan if leaf is None else number_in(leaf, is_integer=is_integer) for leaf in leaves]
             assert size == len(leaves) * datatype.item_bytes
             if datatype.name != "FP32":  # which numpy would round twice
                 assert np.array(numbers).astype(datatype.wire).tobytes() == blob
     assert not octets
     assert not [name for name in expected if selection.is_wanted(name)]
+
+
+def number_in(leaf: Any, *, is_integer: bool) -> Any:
+    """The number that *leaf* is, or has in it as a text."""
+    if not isinstance(leaf, str):
+        return leaf
+    return int(Decimal(leaf)) if is_integer else float(leaf)
 
 
 FORMS = [
@@ -223,11 +237,21 @@ FORMS = [
 ]
 DESCRIPTIONS = [
     ModelDescription(
-        outputs={name: TensorDescription(DATATYPES[datatype]) for name, datatype in outputs.items()},
+        outputs={
+            name: TensorDescription(DATATYPES[datatype], encoding="".join(encoding))
+            for name, (datatype, *encoding) in ((name, said.split()) for name, said in outputs.items())
+        },
         has_output_order=True,
         is_complete=True,
     )
-    for outputs in ({"y": "FP32"}, {"y": "INT64", "s": "BYTES"}, {"y": "BYTES"}, {"y": "FP64", "b64": "UINT8"})
+    for outputs in (
+        {"y": "FP32"},
+        {"y": "INT64", "s": "BYTES"},
+        {"y": "BYTES"},
+        {"y": "FP64", "b64": "UINT8"},
+        {"y": "FP64 text", "s": "UINT64 text"},
+        {"y": "INT16 base64", "s": "INT8 text"},
+    )
 ]
 
 
@@ -358,6 +382,9 @@ DIALECT_ANSWERS = [
     '[{"y":1,"s":"a"},{"s":"b","y":2}]',
     '{"outputs":[[1,2],3],"predictions":[{"s":"a"}]}',
     '{"predictions":[[0,[1]],["x",[2]]],"outputs":["a"]}',
+    '{"outputs":["1.5","-2","1e5"]}',
+    '[{"y":"1","s":"18446744073709551615"},{"s":"0","y":"nan"}]',
+    '{"predictions":[{"s":"5"},{"s":"6"}],"outputs":[["AAA=","AQE="]]}',
     '{"predictions":[{"y":[{"v":1},{"v":2}],"s":"a"},{"s":"b","y":[{"v":3},{"v":4}]}]}',
     '[[{"y":1},{"y":2}],[{"y":3},{"y":4}]]',
     '{"ok":true,"predictions":[{"i":1,"y":2},{"i":0,"y":1}],"s":"a"}',
@@ -384,7 +411,7 @@ _TOKENS = {
         '"ok":true,', '"i":0', '"i":1', '"v":', '"why":"no"', '"error":null',
         '{"b64":"YWI="}', '"b64":', '"error":"no"', '{"y":', ',"y":', ',"s":',
         "[{", "},{", "}]", "[[", "]]", "NaN", "-Infinity", "null", "true", "-0", "1e39", '"NaN"', "\\u0079",
-        "\\ud83d\\ude00", " ", "9007199254740993",
+        "\\ud83d\\ude00", " ", "9007199254740993", '","', '"1.5"', '"inf"', "AAA=",
     ],
 }  # fmt: skip
 

@@ -251,16 +251,16 @@ class WrittenRequest(PiecedJson):
         self,
         template: Any,
         request: DialectRequest,
-        strings: Callable[[Tensor], StringForm],
+        strings: Callable[[Tensor], StringForm | None],
         datatypes: Mapping[str, Datatype],
         names: Names,
         body: Body | None = None,
     ) -> None:
         """*template* is JSON with a `Place` wherever something of *request* stands.
 
-        *strings* says how elements of BYTES become strings. *datatypes* maps the name of a tensor's datatype to another
-        one, as which its numbers are printed. *body* is the one of the configuration that *template* belongs to, if it
-        does. Raises `CodecError` for what the body cannot say.
+        *strings* says how elements become strings; None: numbers do not. *datatypes* maps the name of a tensor's
+        datatype to another one, as which its numbers are printed. *body* is the one of the configuration that
+        *template* belongs to, if it does. Raises `CodecError` for what the body cannot say.
         """
         self._request = request
         self._strings = strings
@@ -352,13 +352,20 @@ class WrittenRequest(PiecedJson):
             shape = (math.prod(shape),)
         else:
             check_nestable(tensor.shape, tensor)
-        datatype = tensor.datatype
-        strings = _BASE64
-        if datatype.kind is BYTES and operation != "$b64":
-            strings = self._strings(tensor)
-        literals = datatype.kind is FLOAT and self._request.policy.nonfinite is _LITERAL
-        nested = NestedTensor(tensor.blob, self._datatypes.get(datatype.name, datatype), shape, strings, literals)
+        nested = self._nested(tensor, shape, operation)
         return b"".join(nested.pieces()) if is_same_in_rows else nested
+
+    def _nested(self, tensor: Tensor, shape: tuple[int, ...], operation: str) -> NestedTensor:
+        """*tensor*, nested like *shape*."""
+        datatype = tensor.datatype
+        strings = _BASE64 if operation == "$b64" else self._strings(tensor)
+        if datatype.kind is BYTES:
+            return NestedTensor(tensor.blob, datatype, shape, strings or StringForm.TEXT)
+        if strings is _BASE64:
+            shape = shape or (1,)  # a scalar is a text of its own, as an only element is
+        literals = datatype.kind is FLOAT and self._request.policy.nonfinite is _LITERAL
+        printed = self._datatypes.get(datatype.name, datatype)
+        return NestedTensor(tensor.blob, printed, shape, literals=literals, number_form=strings)
 
     def _own(self, word: str, *, is_in_rows: bool) -> "Segment":
         """What *word*, one of `_OWN`, stands for."""

@@ -14,9 +14,11 @@ from gateway.codec.dialects.paths import AnswerForm, reason_at
 from gateway.codec.dialects.request import DialectRequest, own_parameters
 from gateway.codec.inference import MAX_NAME, BytesPolicy, Tensor, shape_text
 from gateway.codec.json.members import Members
-from gateway.codec.tensors.datatypes import Datatype
+from gateway.codec.tensors.datatypes import BYTES, Datatype
 from gateway.codec.tensors.string_printing import StringForm
 from gateway.errors import CodecError
+
+_NUMBER_FORMS = {"": None, "text": StringForm.TEXT, "base64": StringForm.BASE64}
 
 quoted = lru_cache(256)(partial(quote, safe=""))
 """A model's name or version, percent-encoded."""
@@ -112,10 +114,12 @@ class Dialect:
         assert description.template is not None, "only models that are configured are asked"
         return description.template.body.template
 
-    def string_form(self, request: DialectRequest, description: ModelDescription, tensor: Tensor) -> StringForm:
-        """How the elements of *tensor*, which is BYTES, become strings. Raises `CodecError` if they cannot."""
+    def string_form(self, request: DialectRequest, description: ModelDescription, tensor: Tensor) -> StringForm | None:
+        """How the elements of *tensor* become strings; None: as numbers. Raises `CodecError` if they cannot."""
         name, described = tensor.name, description.input_called(tensor.name)
         encoding = said = described.encoding if described is not None else ""
+        if tensor.datatype.kind is not BYTES:
+            return _NUMBER_FORMS[encoding]
         if not said:
             is_base64 = request.policy.bytes is BytesPolicy.BASE64 and request.in_json.get(name) is not False
             encoding = "base64" if is_base64 or (self.b64_objects and name.endswith(OCTETS_SUFFIX)) else "text"

@@ -13,6 +13,7 @@ from gateway.codec.json.pieces import OBJECT
 from gateway.codec.tensors.datatypes import BYTES, Datatype
 from gateway.codec.tensors.elements import joined_blobs
 from gateway.codec.tensors.number_reading import NumberSink
+from gateway.codec.tensors.packed_reading import PackedNumberSink
 from gateway.codec.tensors.row_order import rows_in_order
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.values import SHORT_BYTES, Value, short_value
@@ -25,6 +26,7 @@ JOINED_BYTES = 1024 * 1024
 """Up to how many bytes values are joined, so that millions of rows are few buffers; growing may copy them all."""
 
 SETTING = "`models` in the backend's configuration"
+_TEXT_HINT = f", which is no number; `encoding: text` of the output in {SETTING} reads numbers in texts"
 _MISSING_HINT = f", which is no string; `missing` of the output in {SETTING} can say what it becomes"
 
 
@@ -35,7 +37,7 @@ class Output:
     shape: tuple[int, ...] = (0,)
     n_bytes = 0
     """The size of `blobs`."""
-    _sink: NumberSink | BytesSink | None = None
+    _sink: NumberSink | PackedNumberSink | BytesSink | None = None
 
     def __init__(
         self,
@@ -55,6 +57,8 @@ class Output:
         self.datatype = datatype
         self.is_base64 = datatype.kind is BYTES and described.encoding == "base64"
         """Whether the elements stand in base64, as strings or in objects."""
+        self._takes_texts = described.encoding == "text"
+        self._is_packed = datatype.kind is not BYTES and described.encoding == "base64"
         self.waiting = bytearray()
         """The texts of values that have not been read, each with a bracket or a comma before it."""
         self.blobs: list[memoryview | bytearray] = []
@@ -89,7 +93,7 @@ class Output:
     def read(self, text: Text) -> Reading[Value]:
         """Read *text*, nested data or a scalar."""
         if isinstance(text, bytes):
-            value = short_value(text, self.datatype)
+            value = None if self._is_packed else short_value(text, self.datatype, takes_texts=self._takes_texts)
             if value is not None:
                 return value
             text = ArrivingText.of_value(bytearray(text))
@@ -101,11 +105,13 @@ class Output:
         self._sink = None
         return Value(sink.shape, sink.blobs(), sink.nonfinite if isinstance(sink, NumberSink) else 0)
 
-    def new_sink(self) -> NumberSink | BytesSink:
+    def new_sink(self) -> NumberSink | PackedNumberSink | BytesSink:
         """What reads a value that is not read at once."""
         label = f"{self.label}: from row {self.shape[0]} on" if self.shape[:1] > (0,) else self.label
+        if self._is_packed:
+            return PackedNumberSink(label, self.datatype)
         if self.datatype.kind is not BYTES:
-            return NumberSink(label, self.datatype, None)
+            return NumberSink(label, self.datatype, None, takes_texts=self._takes_texts, texts_hint=_TEXT_HINT)
         missing = self._described.missing
         becomes = _MISSING_HINT if missing is None else missing.encode()
         sink = BytesSink(label, None, b64_objects=self._b64_objects, missing=becomes)
@@ -130,14 +136,15 @@ class Output:
 
     def take(self, value: Value) -> None:
         """Make *value* the whole of the output."""
-        self.shape = value.shape
+        self.shape = self._whole(value.shape)
         self.nonfinite = value.nonfinite
         self.blobs += value.blobs
         self.n_bytes = value.n_bytes
 
     def append(self, value: Value) -> None:
         """Put the rows of *value* behind the others. Raises `CodecError` if they do not have the same shape."""
-        rows, row = value.shape[0], value.shape[1:]
+        shape = self._whole(value.shape)
+        rows, row = shape[0], shape[1:]
         if self.shape[0] and row != self.shape[1:]:
             raise CodecError(
                 f"{self.label}: rows of different shapes: {shape_text(self.shape[1:])}, "
@@ -152,6 +159,12 @@ class Output:
                 last += blob
             else:
                 self.blobs.append(blob if len(blob) > JOINED_BYTES else bytearray(blob))
+
+    def _whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """*shape*, but without the dimension that a text in base64 is if the model's description has none there."""
+        described = self._described.shape
+        is_scalars = self._is_packed and described is not None and len(described) + 1 == len(shape) and shape[-1] == 1
+        return shape[:-1] if is_scalars else shape
 
     def check_shape(self) -> None:
         """Raise `CodecError` unless the shape is the one of the model's description, where that says it."""

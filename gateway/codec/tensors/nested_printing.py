@@ -21,7 +21,14 @@ import orjson
 
 from gateway.codec.tensors.datatypes import BYTES, Array, Datatype
 from gateway.codec.tensors.elements import few_texts
-from gateway.codec.tensors.number_printing import BRACKETS_PER_ELEMENT, PIECE_ELEMENTS, array_text, separator
+from gateway.codec.tensors.number_printing import (
+    BRACKETS_PER_ELEMENT,
+    PIECE_ELEMENTS,
+    array_text,
+    as_texts,
+    separator,
+)
+from gateway.codec.tensors.packed_printing import packed_pieces
 from gateway.codec.tensors.string_printing import StringForm, string_pieces
 from gateway.errors import CodecError
 
@@ -61,9 +68,9 @@ def list_count(shape: tuple[int, ...]) -> int:
 
 
 def nested_number_pieces(
-    values: Array, datatype: Datatype, shape: tuple[int, ...], *, literals: bool
+    values: Array, datatype: Datatype, shape: tuple[int, ...], *, literals: bool, piece_elements: int = PIECE_ELEMENTS
 ) -> Iterator[bytes]:
-    """*values* (wire layout, shape [n]) as nested JSON of *shape*, which has some.
+    """*values* (wire layout, shape [n]) as nested JSON of *shape*, which has some, *piece_elements* in a step.
 
     NaN and infinities come out as `null`, or with *literals* as `NaN`, `Infinity` and `-Infinity`.
     """
@@ -71,7 +78,7 @@ def nested_number_pieces(
         yield array_text(values, datatype, literals=literals)[1:-1]
         return
     n_single = next((n for n, dimension in enumerate(shape[:0:-1]) if dimension > 1), len(shape) - 1)
-    most = PIECE_ELEMENTS // (1 + -(-n_single // BRACKETS_PER_ELEMENT))
+    most = piece_elements // (1 + -(-n_single // BRACKETS_PER_ELEMENT))
     comma = separator(n_single)
     outer, opening = shape[: len(shape) - n_single], b"[" * (1 + n_single)
     for text in _list_pieces(values, datatype, outer, most, opening, literals=literals):
@@ -126,6 +133,13 @@ class NestedTensor(msgspec.Struct, frozen=True, gc=False):
     """Of strings."""
     literals: bool = False
     """Whether NaN and infinities are written as such, and not as `null`."""
+    number_form: StringForm | None = None
+    """Of numbers: TEXT, each as a text, or BASE64, see `packed_printing`; None: as numbers."""
+
+    @property
+    def strings_shape(self) -> tuple[int, ...]:
+        """The shape of the nested JSON: of numbers in base64 without the last dimension, which is in the texts."""
+        return self.shape[:-1] if self.number_form is StringForm.BASE64 else self.shape
 
     def few(self) -> bytes | None:
         """Its JSON, if that is made in one call; else None."""
@@ -137,18 +151,27 @@ class NestedTensor(msgspec.Struct, frozen=True, gc=False):
             for size in shape[:0:-1] if items is not None else ():
                 items = [items[start : start + size] for start in range(0, len(items), size)]
             return None if items is None else orjson.dumps(items)
-        if len(self.blob) > FEW_ELEMENTS * datatype.item_bytes:
+        if len(self.blob) > FEW_ELEMENTS * datatype.item_bytes or self.number_form is StringForm.BASE64:
             return None
-        return orjson.dumps(datatype.widen(np.ndarray(shape, datatype.wire, self.blob)), option=_OPTIONS)
+        text = orjson.dumps(datatype.widen(np.ndarray(shape, datatype.wire, self.blob)), option=_OPTIONS)
+        return text if self.number_form is None else as_texts(text)
 
     def pieces(self) -> Iterable[bytes | bytearray]:
         """Its JSON."""
         few = self.few()
         if few is not None:
             return (few,)
-        if 0 in self.shape:
-            return (repeated(b"[]", self.shape[: self.shape.index(0)]),)
+        shape = self.strings_shape
+        if 0 in shape:
+            return (repeated(b"[]", shape[: shape.index(0)]),)
         if self.datatype.kind is BYTES:
-            return nested_string_pieces(self.blob, self.shape, self.form)
+            return nested_string_pieces(self.blob, shape, self.form)
+        if self.number_form is StringForm.BASE64:
+            row_bytes = self.datatype.item_bytes * prod(self.shape[-1:])
+            return packed_pieces(self.blob, row_bytes, shape)
         values = self.datatype.view(self.blob)
-        return nested_number_pieces(values, self.datatype, self.shape, literals=self.literals)
+        if self.number_form is None:
+            return nested_number_pieces(values, self.datatype, shape, literals=self.literals)
+        most = PIECE_ELEMENTS // 2  # the quotes take as long as the numbers
+        pieces = nested_number_pieces(values, self.datatype, shape, literals=self.literals, piece_elements=most)
+        return map(as_texts, pieces)

@@ -82,6 +82,8 @@ the low 28 of its 52 are zero, and of FP16 and BF16 more."""
 _SAMPLE_BYTES = 256  # so much of a longer text shows how long its numbers are
 _LONG_NUMBER = re.compile(rb"[1-9][0-9.]{18}[0-9]")
 _BESIDE_LETTERS = b"[]rueals," + SPACE
+_NUMBER_TEXT = re.compile(r" *[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)? *")
+_NONFINITE_TEXT = re.compile(r" *([+-]?)(?:nan|(inf(?:inity)?)) *", re.IGNORECASE | re.ASCII)
 _NONFINITE = {None: math.nan, "NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -240,7 +242,7 @@ def _moved_off_ties(values: Array, tied: Array, text: bytes | bytearray) -> Arra
     Of the shortest texts of all 2^32 FP32 one pair needs it: 7.038531e-26 and its negative.
     """
     moved: npt.NDArray[np.float64] = values.astype("<f8")
-    decimals = [word for word in text.translate(None, b"[] \t\r\n").split(b",") if word]
+    decimals = [word for word in text.translate(None, b'[]" \t\r\n').split(b",") if word]
     for index in tied:
         exact, rounded = Decimal(decimals[index].decode()), Decimal(float(moved[index]))
         if exact != rounded:
@@ -268,14 +270,45 @@ def _decimal(text: str) -> Decimal | str:
         return text
 
 
-def values_of(items: list[Any], datatype: Datatype, first: int) -> Array:
-    """*items* of `load_tolerantly`, the first of which is the element *first*. Raises `CodecError` for a wrong one."""
-    values = [_value(item, index, datatype) for index, item in enumerate(items, first)]
+def values_of(items: list[Any], datatype: Datatype, first: int, *, takes_texts: bool = False, hint: str = "") -> Array:
+    """*items* of `load_tolerantly`, the first of which is the element *first*.
+
+    *takes_texts*: an item may be a text with a number in it. Raises `CodecError` for a wrong item; where texts are not
+    taken, *hint* ends the error for one that is a number.
+    """
+    values: list[float] = []
+    for index, item in enumerate(items, first):
+        number = _number_in(item, datatype) if type(item) is str and (takes_texts or hint) else None
+        if number is None:
+            values.append(_value(item, index, datatype))
+        elif takes_texts:
+            values.append(_value(number, index, datatype, item))
+        elif item in _NONFINITE:
+            values.append(_NONFINITE[item])
+        else:
+            raise CodecError(f"{_refusal(item, index, datatype)}{hint}")
     return np.array(values, dtype=_PARSED_DTYPE[datatype.parsed])
 
 
-def _value(item: Any, index: int, datatype: Datatype) -> float:
-    """*item*, which stands for the element at *index*, as a number of the datatype (protocol 4.7)."""
+def _number_in(text: str, datatype: Datatype) -> float | Decimal | str | None:
+    """The number that *text* is, as `load_tolerantly` gives numbers of *datatype*; None if it is none.
+
+    It takes what servers print: `1`, `-1.50`, `1.0E-5`, `1e+21`, also `+1`, `1.` and `.5`, with blanks around them; for
+    floats `NaN`, `inf`, `-Infinity` and so on, in upper or lower case. It refuses what can be read in two ways: `007`,
+    `1,5`, `1_000`, `0x10`.
+    """
+    if datatype.kind is Kind.FLOAT and (word := _NONFINITE_TEXT.fullmatch(text)):
+        return f"{'-' * (word[1] == '-')}Infinity" if word[2] else "NaN"
+    if not _NUMBER_TEXT.fullmatch(text):
+        return None
+    return float(text) if datatype.kind is Kind.FLOAT else _decimal(text)
+
+
+def _value(item: Any, index: int, datatype: Datatype, got: str | None = None) -> float:
+    """*item*, which stands for the element at *index*, as a number of the datatype (protocol 4.7).
+
+    Errors say *got*, if it is given, instead of the item.
+    """
     if datatype.kind is Kind.FLOAT:
         if type(item) is float and math.isfinite(item):
             return item
@@ -287,7 +320,7 @@ def _value(item: Any, index: int, datatype: Datatype) -> float:
             return int(item)
     elif type(item) is bool and datatype.kind is Kind.BOOL:
         return item
-    raise _refusal(item, index, datatype)
+    raise _refusal(item if got is None else got, index, datatype)
 
 
 def _refusal(got: Any, index: int, datatype: Datatype) -> CodecError:

@@ -14,6 +14,8 @@ other integers, whose texts are shorter, orjson is as fast.
 
 orjson prints NaN and the infinities as null without a word: the caller has refused what it does not want. Where it
 wants literals, the nulls of each piece are found, and the literals put in their places, in order.
+
+Where a server wants numbers as texts, `as_texts` puts quotes around the numbers of a piece.
 """
 
 from collections.abc import Iterator
@@ -90,6 +92,39 @@ def _byte_lists(values: Array) -> bytes:
 def separator(n_lists: int) -> bytes:
     """What stands where so many lists end and others begin."""
     return b"]" * n_lists + b"," + b"[" * n_lists
+
+
+def as_texts(text: bytes) -> bytes:
+    """*text*, a piece of nested lists that ends beside whole numbers, with each number in quotes.
+
+        [[1.5,2],[null   ->   [["1.5","2"],[null
+
+    A null stays one: JSON has no text that stands for NaN in its place. Where lists end and others begin, marks stand
+    for the first and the last bracket and for the comma, and each becomes what it was and the quote beside it.
+    """
+    numbers = bytearray(text.strip(b"[],"))
+    if not numbers:
+        return text
+    before = len(text) - len(text.lstrip(b"[],"))
+    behind = before + len(numbers)
+    if numbers.find(b" ") >= 0:  # short integers are filled up
+        numbers = numbers.replace(b" ", b"")
+    has_lists = numbers.find(b"]") >= 0
+    if has_lists:
+        codes = np.frombuffer(numbers, np.uint8)
+        closing = (codes == ord("]")).nonzero()[0]
+        is_first = np.diff(closing, prepend=-2) > 1
+        first, commas = closing[is_first], closing[np.append(is_first[1:], True)] + 1
+        codes[first] = _MARKS
+        codes[commas] = _MARKS + 1
+        codes[2 * commas - first] = _MARKS + 2  # as many brackets open as have closed
+    numbers = numbers.replace(b",", b'","')
+    for mark, quoted in enumerate((b'"]', b",", b'["'), _MARKS) if has_lists else ():
+        numbers = numbers.replace(bytes([mark]), quoted)
+    numbers = bytearray(b'"%b"' % bytes(numbers))
+    if numbers.find(b"n") >= 0:
+        numbers = numbers.replace(b'"null"', b"null")
+    return b"".join((text[:before], numbers, text[behind:]))
 
 
 def _with_literals(text: bytes, numbers: Array) -> bytes:

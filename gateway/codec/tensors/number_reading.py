@@ -15,16 +15,26 @@ The end of the data is found without reading numbers. Inside an array of numbers
 the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
 Where this guess or the parser fails, as for null and a quoted "NaN", the sink walks through a shorter piece as any
 `Prover` does, and the standard library's parser reads it.
+
+Numbers may be written as texts. Then blanks take the place of quotes, and the rest is read as it would be without:
+
+    ["1.5","2"],["3"   ->   [ 1.5 , 2 ],[ 3
+
+A text must not become two numbers, so two things are proved. Each quote has a digit or a minus on its inner side and a
+comma, a bracket or a blank on its outer side (`number_texts`). So an opening quote stands where a number of the piece
+begins, and a closing one where one ends. And there are two quotes for each number that the parser has found: so each
+number has its own. Other pieces are walked through, such as those with bare numbers among the texts.
 """
 
 from typing import ClassVar
 
 import numpy as np
 
-from gateway.codec.json.pieces import SPACE, check_cut
+from gateway.codec.json.pieces import QUOTE, SPACE, check_cut
 from gateway.codec.tensors.datatypes import FLOAT, Array, Datatype, element_count
 from gateway.codec.tensors.nesting import TensorSink, blanks_before_array, completed, n_opened, short_lists
 from gateway.codec.tensors.number_parsing import LongTextError, load_tolerantly, most_bytes, parse, rounded, values_of
+from gateway.codec.tensors.number_texts import Quotes, unquoted
 from gateway.errors import CodecError
 
 TOLERANT_PIECE_BYTES = 4 * 1024
@@ -32,6 +42,9 @@ TOLERANT_PIECE_BYTES = 4 * 1024
 
 SHORT_LIST_BYTES = 128
 """Shorter lists are counted by `short_lists`: for each list, the parser makes an object of Python."""
+
+PROTO3_TEXTS = ("INT64", "UINT64")
+"""Of these datatypes proto3's JSON has texts, which are read wherever these numbers are (protocol 4.7)."""
 
 _LISTS_PER_PASS = 5  # counting so many lists around each number takes as long as parsing it
 _TAIL_BYTES = 256  # where more blanks and brackets end a piece, it is only slower
@@ -45,10 +58,19 @@ class NumberSink(TensorSink):
 
     piece_bytes: ClassVar[int] = TOLERANT_PIECE_BYTES
 
-    def __init__(self, label: str, datatype: Datatype, shape: tuple[int, ...] | None) -> None:
-        """See `TensorSink`. Raises `CodecError` if this machine has no room for *shape*.
+    def __init__(
+        self,
+        label: str,
+        datatype: Datatype,
+        shape: tuple[int, ...] | None,
+        *,
+        takes_texts: bool = False,
+        texts_hint: str = "",
+    ) -> None:
+        """See `TensorSink`. *takes_texts*: numbers may be texts; if not, *texts_hint* ends the error for one that is.
 
-        The array takes address space, but no memory until numbers are stored in it.
+        Raises `CodecError` if this machine has no room for *shape*. The array takes address space, but no memory until
+        numbers are stored in it.
         """
         super().__init__(label, shape)
         self._arrays: list[Array] = []
@@ -61,6 +83,8 @@ class NumberSink(TensorSink):
                 raise CodecError(f"{label}: {words}") from None
         self.nonfinite = 0
         self._datatype = datatype
+        self._takes_texts = takes_texts or datatype.name in PROTO3_TEXTS
+        self._texts_hint = texts_hint
         self._has_short_lists = False
         self._most_bytes = self._window_bytes = most_bytes()
 
@@ -81,11 +105,12 @@ class NumberSink(TensorSink):
         if not self._is_begun and not buffer.startswith(b"["):
             return super().step(buffer) if self._shape is None else blanks_before_array(buffer, window)
         is_full = window == self._window_bytes
-        limit = _end_of_numbers(buffer, window)
+        limit, has_texts = self._limit(buffer, window)
         if limit == window and not is_full and not _may_be_end(buffer, window):
             return 0
+        text, limit, quotes = unquoted(buffer, limit) if has_texts else (buffer, limit, None)
         try:
-            taken = self._step_regular(buffer, limit, can_cut=limit < window or is_full)
+            taken = self._step_regular(text, limit, quotes, can_cut=limit < window or is_full)
             if taken or limit <= TOLERANT_PIECE_BYTES:
                 return taken or super().step(buffer)
             self._window_bytes = TOLERANT_PIECE_BYTES
@@ -94,10 +119,18 @@ class NumberSink(TensorSink):
             self._looked_at_bytes = min(self._looked_at_bytes, error.most_bytes)
         return self.step(buffer)
 
-    def _step_regular(self, buffer: bytearray, limit: int, *, can_cut: bool) -> int:
+    def _limit(self, buffer: bytearray, window: int) -> tuple[int, bool]:
+        """How far the numbers in buffer[:window] go at most, and whether they are texts."""
+        limit = _end_of_numbers(buffer, window)
+        if self._takes_texts and limit < window and buffer[limit] == QUOTE:
+            return _first(buffer, b"}", window), True
+        return limit, False
+
+    def _step_regular(self, buffer: bytearray, limit: int, quotes: Quotes | None, *, can_cut: bool) -> int:
         """Store a piece that ends where the lists of numbers in buffer[:limit] show; 0 if it cannot be parsed.
 
-        *can_cut*: no more has to arrive before the piece may end at a comma.
+        *quotes*: where blanks have taken the place of quotes. *can_cut*: no more has to arrive before the piece may end
+        at a comma.
         """
         layout = self._layout
         if not layout.rank:
@@ -117,6 +150,8 @@ class NumberSink(TensorSink):
         if parsed is None:
             return 0
         values, lists = parsed
+        if quotes is not None and int(quotes.searchsorted(end)) != 2 * len(values):
+            return 0
         lengths: list[list[int]] | None
         if layout.rank == 1:
             lengths = [[len(values)]] if text.find(b"[", 1) < 0 else None
@@ -142,7 +177,10 @@ class NumberSink(TensorSink):
             values, lengths = parsed[0], layout.lengths_in(parsed[1], text)
         else:
             lengths, items = layout.items_in(load_tolerantly(text, self._datatype, layout.count))
-            values = values_of(items, self._datatype, layout.count)
+            takes_texts, hint = self._takes_texts, self._texts_hint
+            values = values_of(items, self._datatype, layout.count, takes_texts=takes_texts, hint=hint)
+            if takes_texts and b"\\" in text:  # ties are looked up in it
+                raise CodecError(f"element {layout.count}, or one behind it, is a number with an escape in its text")
         self._append(values, text)
         if parsed is None and self._datatype.kind is FLOAT:
             self.nonfinite += int(np.count_nonzero(~np.isfinite(values)))
@@ -164,10 +202,13 @@ class NumberSink(TensorSink):
 
 def _end_of_numbers(buffer: bytearray, window: int) -> int:
     """Where the first quote or brace in buffer[:window] is, which numbers do not have; else the window's end."""
-    for stop in (b'"', b"}"):
-        found = buffer.find(stop, 0, window)
-        window = found if found >= 0 else window
-    return window
+    return _first(buffer, b"}", _first(buffer, b'"', window))
+
+
+def _first(buffer: bytearray, stop: bytes, window: int) -> int:
+    """Where the first *stop* in buffer[:window] is; else the window's end."""
+    found = buffer.find(stop, 0, window)
+    return found if found >= 0 else window
 
 
 def _may_be_end(buffer: bytearray, end: int) -> bool:

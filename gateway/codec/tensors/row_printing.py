@@ -15,7 +15,8 @@ import numpy.typing as npt
 from gateway.codec.tensors.datatypes import BYTES
 from gateway.codec.tensors.elements import PREFIX_BYTES, WINDOW_BYTES, bounds_of, end_of
 from gateway.codec.tensors.nested_printing import NestedTensor, repeated
-from gateway.codec.tensors.number_printing import array_text
+from gateway.codec.tensors.number_printing import array_text, as_texts
+from gateway.codec.tensors.string_printing import StringForm
 
 STEP_VALUES = 1024
 """How many elements one step puts into rows: each costs some ten operations of Python."""
@@ -34,7 +35,8 @@ class Column:
 
     def __init__(self, tensor: NestedTensor, window_bytes: int) -> None:
         """The shape of *tensor* is that of a row. Longer strings than *window_bytes* are printed by themselves."""
-        self.shape = tensor.shape
+        self.shape = tensor.strings_shape
+        self._row_bytes = prod(tensor.shape) * tensor.datatype.item_bytes  # of numbers
         self._tensor = tensor
         self._rest = tensor.blob
         self._window_bytes = window_bytes
@@ -43,6 +45,8 @@ class Column:
     def ready_rows(self, most: int) -> int:
         """How many of its next *most* rows `texts` can print."""
         row_values = prod(self.shape)
+        if self._tensor.number_form is StringForm.BASE64:
+            return min(most, self._window_bytes // max(1, self._row_bytes))
         if self._tensor.datatype.kind is not BYTES or not row_values:
             return most
         self._bounds = bounds_of(bytes(self._rest[: self._window_bytes]), most * row_values)
@@ -53,9 +57,15 @@ class Column:
         n_elements = n_rows * prod(self.shape)
         if not n_elements:
             return []
+        form = self._tensor.number_form
+        if form is StringForm.BASE64:
+            blob, text_bytes = self._take(n_rows * self._row_bytes), n_rows * self._row_bytes // n_elements
+            starts = [index * text_bytes for index in range(n_elements)]
+            return [b'"%b"' % form.text_of(blob[start : start + text_bytes]) for start in starts]
         if self._tensor.datatype.kind is not BYTES:
-            values = self._tensor.datatype.view(self._take(n_elements * self._tensor.datatype.item_bytes))
-            return array_text(values, self._tensor.datatype, literals=self._tensor.literals)[1:-1].split(b",")
+            values = self._tensor.datatype.view(self._take(n_rows * self._row_bytes))
+            text = array_text(values, self._tensor.datatype, literals=self._tensor.literals)[1:-1]
+            return (text if form is None else as_texts(text)).split(b",")
         bounds = self._bounds[: n_elements + 1].tolist()
         window = bytes(self._take(bounds[-1]))
         elements = [window[start + PREFIX_BYTES : end] for start, end in pairwise(bounds)]
@@ -64,10 +74,9 @@ class Column:
 
     def row(self) -> Iterator[Piece]:
         """Its next row as nested JSON, in pieces; an empty one ends a step of work."""
-        n_elements = prod(self.shape)
-        n_bytes = n_elements * self._tensor.datatype.item_bytes
+        n_bytes = self._row_bytes
         if self._tensor.datatype.kind is BYTES:
-            walk = end_of(self._rest, 0, n_elements)
+            walk = end_of(self._rest, 0, prod(self.shape))
             try:
                 while True:
                     next(walk)
