@@ -7,10 +7,11 @@ from typing import Any
 
 import aiohttp
 import grpc
+import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.conftest import HEADER_LENGTH, Client
-from tests.formats.templates import blob_of, flat, likely, shape_of, values_of
+from tests.formats.templates import NUMPY, blob_of, flat, likely, shape_of, values_of
 
 MODEL = "m"
 """What the only model is called."""
@@ -83,8 +84,17 @@ async def in_json(client: Client, inputs: list[Sent], parameters: dict[str, Any]
     reply = await client.infer(json.dumps(header).encode(), model=MODEL, timeout=LIMIT)
     if reply.status != 200:
         return Reply(reply.status, reply.body.decode(errors="replace"), {})
-    outputs = {each["name"]: (tuple(each["shape"]), flat(each["data"])) for each in reply.json["outputs"]}
+    outputs = {
+        each["name"]: (tuple(each["shape"]), read_as(each["datatype"], each["data"])) for each in reply.json["outputs"]
+    }
     return Reply(200, "", outputs)
+
+
+def read_as(datatype: str, data: list[Any]) -> list[Any]:
+    """The values of *data*, JSON, as a client has them in an array of *datatype*: of FP32 the shortest text comes."""
+    if datatype not in ("FP16", "FP32"):
+        return flat(data)
+    return list(np.array(flat(data), NUMPY[datatype]).tolist())
 
 
 async def over_grpc(client: Client, inputs: list[Sent], parameters: dict[str, Any]) -> Reply:
