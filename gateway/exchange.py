@@ -1,6 +1,7 @@
 """The record of one request: filled in while the request is served, and read once, at its end, by telemetry."""
 
 import random
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal
 
@@ -115,6 +116,29 @@ class Exchange(msgspec.Struct, gc=False):
     trace: Trace | None = None
     """The request's place in a trace; None if the request is not traced."""
     seconds: float = 0.0
+
+
+def upstream_times(attempts: Sequence[Attempt], now_s: float = 0.0) -> tuple[float, float]:
+    """Seconds in which attempts ran, and in which they only waited for a connection.
+
+    Time in which several run, because an inference goes to the server in several requests, counts once. An attempt that
+    still goes on counts up to *now_s*, by the event loop's clock.
+    """
+    if len(attempts) == 1:
+        return attempts[0].seconds or max(0.0, now_s - attempts[0].started_s), attempts[0].queue_s or 0.0
+    ends_s = [each.started_s + each.seconds if each.seconds else max(each.started_s, now_s) for each in attempts]
+    ran_s = _covered([(each.started_s, end_s) for each, end_s in zip(attempts, ends_s, strict=True)])
+    spans = [(each.started_s - (each.queue_s or 0.0), end_s) for each, end_s in zip(attempts, ends_s, strict=True)]
+    return ran_s, max(0.0, _covered(spans) - ran_s)
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """For how long at least one of *spans*, each a begin and an end, lasts."""
+    covered, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        covered += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return covered
 
 
 def new_span_id() -> str:

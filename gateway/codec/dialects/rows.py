@@ -112,7 +112,7 @@ def cut_rows(
         n_elements = per_request * math.prod(tensor.shape[1:])
         if not tensor.shape:
             starts.append(None)
-        elif tensor.datatype.kind is BYTES:
+        elif tensor.datatype.kind is BYTES and n_elements:
             reserve((-(-n_rows // per_request) + 1) * START_BYTES)
             starts.append((yield from _starts_of(tensor.blob, n_rows * (n_elements // per_request), n_elements)))
         else:
@@ -127,7 +127,7 @@ def _is_scalar(tensor: Tensor, described: Mapping[str, TensorDescription]) -> bo
 
 def _starts_of(blob: memoryview, n_elements: int, per_request: int) -> Generator[None, None, npt.NDArray[np.int64]]:
     """Where every *per_request*-th of the *n_elements* of *blob* begins, and where the last ends."""
-    starts = np.zeros(-(-n_elements // per_request) + 1 if per_request else 0, np.int64)
+    starts = np.zeros(-(-n_elements // per_request) + 1, np.int64)
     index = start = 0
     while index < n_elements:
         bounds = bounds_of(bytes(blob[start : start + WINDOW_BYTES]), n_elements - index)
@@ -141,7 +141,7 @@ def _starts_of(blob: memoryview, n_elements: int, per_request: int) -> Generator
         start += int(bounds[-1]) if len(bounds) > 1 else PREFIX_BYTES + LENGTH.unpack_from(blob, start)[0]
         index += n_found
         yield
-    starts[-1:] = start
+    starts[-1] = start
     return starts
 
 
