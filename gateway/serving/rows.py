@@ -57,7 +57,7 @@ async def send_rows(call: Call, requests: RowRequests, body: memoryview) -> Answ
     await sending.run()
     exchange, selection, whole = call.exchange, requests.request.selection, requests.decoder(requests.cut.n_rows)
     try:
-        outputs = requests.outputs.finish([*selection.named])
+        outputs = requests.outputs.finish(selection.named)
         reply = await exchange.response_codec.run(whole.reply(outputs))
     except CodecError as error:
         if not requests.cut.n_rows:  # nothing was asked

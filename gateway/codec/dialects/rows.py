@@ -8,7 +8,7 @@ in the rows' order, whatever the order of the answers. Not here: who sends the r
 """
 
 import math
-from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Generator, Mapping, MutableMapping, Sequence
 
 import msgspec
 import numpy as np
@@ -225,13 +225,13 @@ class RowOutputs:
                 output.append(value)
             self._next_row += answered.n_rows
 
-    def finish(self, wanted: Sequence[str]) -> list[Output]:
-        """The outputs with the rows of all answers; without any answer those that are *wanted*, empty.
+    def finish(self, wanted: Collection[str]) -> list[Output]:
+        """The outputs with the rows of all answers; without any answer those that are *wanted* (none: all), empty.
 
         Raises `CodecError` for an output whose shape is not as declared.
         """
         if not self._next_row:
-            self._outputs = [self._empty(name) for name in wanted]
+            self._outputs = [self._empty(name) for name in wanted or self._described]
         for output in self._outputs:
             declared, shape = self._described[output.name].shape, output.shape
             if declared is not None and not fits(declared, shape, self._sizes):
