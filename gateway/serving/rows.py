@@ -88,6 +88,9 @@ class _Sending:
         self._first = (
             self._written(0) if requests.cut.n_requests else None
         )  # what it cannot say is told before all else
+        self._workers: list[asyncio.Task[None]] = []
+        self._is_over = False
+        self._failure: BaseException | None = None
         self._next = 0
         self._n_under_way = 0
         self._n_begun = 0  # requests that are sent, and whose answers have begun
@@ -101,13 +104,42 @@ class _Sending:
         if n_workers < 2:
             await self._work()
             return
-        workers = [asyncio.ensure_future(self._work()) for _ in range(n_workers)]
+        self._workers = [asyncio.ensure_future(self._work_beside()) for _ in range(n_workers)]
         try:
-            await asyncio.gather(*workers)
+            await asyncio.wait(self._workers)
+        except BaseException:
+            self._stop(None)
+            await asyncio.wait(self._workers)  # until none of them has a connection, or reads the client's request
+            raise
         finally:
-            for worker in workers:
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # else this frame and the error would hold each other, and with them the request
+
+    async def _work_beside(self) -> None:
+        """As `_work`, in a task beside others, which are cancelled if it fails; the first failure is kept.
+
+        The task ends without an error. It would keep it, whose traceback leads to the attempt's deadlines, and these
+        to the task: the request would wait for the garbage collector.
+        """
+        try:
+            await self._work()
+        except asyncio.CancelledError:
+            self._stop(asyncio.CancelledError())  # if no other has failed, the backend's connections are being closed
+        except Exception as error:
+            self._stop(error)
+
+    def _stop(self, failure: BaseException | None) -> None:
+        """Cancel all workers but the one that runs, once, and keep the *failure* that is the reason."""
+        if self._is_over:
+            return
+        self._is_over, self._failure = True, failure
+        for worker in self._workers:
+            if worker is not asyncio.current_task():
                 worker.cancel()
-            await asyncio.wait(workers)  # until none of them holds a connection or reads the client's request
 
     async def _work(self) -> None:
         """Send one request after the other, until all are sent. Raises `GatewayError`.
@@ -178,7 +210,8 @@ class _Sending:
                 chunk = await answer.next(WHOLE_BYTES)
             if not whole:
                 raise CodecError(f"{answer.status} without a body")
-            requests.outputs.add(first_row, n_rows, await pacer.run(decoder.outputs(chunk)))
+            outputs = await pacer.run(decoder.outputs(chunk))
+            await pacer.run(requests.outputs.add(first_row, n_rows, outputs))
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
         self._hold(index, 0)

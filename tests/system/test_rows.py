@@ -1,6 +1,7 @@
 """Servers that take one instance, or a few, at a time: `request.rows` of `dialect: template`."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -13,7 +14,10 @@ import tritonclient.grpc.aio as triton_grpc
 import yaml
 from tritonclient.utils import InferenceServerException, deserialize_bytes_tensor
 
+from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.dialects.rows import RowOutputs
 from gateway.config.loading import inspect_bytes
+from gateway.serving.rows import RowRequests
 from tests.backend.endpoints import nobody
 from tests.conftest import HEADER_LENGTH, access_lines, running
 from tests.grpc.conftest import address_of
@@ -304,7 +308,9 @@ async def test_the_answers_to_all_rows_are_bounded_together() -> None:
 
 async def test_more_requests_than_memory_can_hold_the_records_of_are_refused() -> None:
     any_rows = {**SUM, "inputs": {"x": {"datatype": "UINT8", "shape": [-1]}}}
-    async with before_rows(Single(), extra="limits: {in_flight_bytes: 64MiB, request_body: 8MiB}\n", sum=any_rows) as stage:
+    async with before_rows(
+        Single(), extra="limits: {in_flight_bytes: 64MiB, request_body: 8MiB}\n", sum=any_rows
+    ) as stage:
         words = error_of(await stage.infer("sum", numbers("x", np.zeros(10**6, np.uint8), "UINT8")), 503)
         assert "too busy" in words
         assert not stage.server.seen
@@ -346,6 +352,32 @@ async def test_the_first_row_that_fails_cancels_the_others() -> None:
         samples = await stage.client.metrics()
         assert total(samples, "upstream_requests_total", code="500") == 1
         assert total(samples, "upstream_requests_total", code="none") == 3
+
+
+@pytest.mark.parametrize("end", ["answered", "refused", "malformed", "late", "left"])
+async def test_nothing_of_a_request_waits_for_the_garbage_collector(end: str) -> None:
+    never = asyncio.Event()
+
+    async def wait(body: Any) -> None:
+        if end in ("late", "left") and body["number"] > 0:
+            await never.wait()
+
+    say: Callable[[Any], Any] = {"refused": lambda asked: "500 Oops", "malformed": lambda asked: {}}.get(end, answer_to)
+    server = Single(say=say, wait=wait)
+    async with before_rows(server, "timeouts: {total: 200ms}\n" if end == "late" else "") as stage:
+        gc.collect()
+        gc.disable()
+        try:
+            asking = asyncio.ensure_future(stage.infer("sum", numbers("x", X, "FP32")))
+            if end == "left":
+                await until(lambda: server.under_way == 4)
+                asking.cancel()
+            await asyncio.wait([asking])
+            await stage.client.wait_until_idle(5)
+            kinds = DialectRequest | RowRequests | RowOutputs
+            assert not [each for each in gc.get_objects() if isinstance(each, kinds)]
+        finally:
+            gc.enable()
 
 
 async def test_a_client_that_leaves_cancels_all_rows() -> None:

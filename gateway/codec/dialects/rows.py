@@ -192,10 +192,11 @@ class RowOutputs:
         self.held_bytes = 0
         """The size of all values so far."""
 
-    def add(self, first_row: int, n_rows: int, outputs: Sequence[Output]) -> None:
+    def add(self, first_row: int, n_rows: int, outputs: Sequence[Output]) -> Generator[None, None, None]:
         """Take the *outputs* of the answer to *n_rows* rows from number *first_row* on.
 
-        Raises `CodecError`, and takes nothing, if they have no row for each of these, or not the rows of other answers.
+        Yields after each answer whose values are put behind those before; meanwhile others may be added. Raises
+        `CodecError`, and takes nothing, if they have no row for each of these, or rows of another shape than others.
         """
         label = rows_label(first_row, n_rows)
         shapes = [self._shape_of(output, n_rows) for output in outputs]
@@ -224,6 +225,7 @@ class RowOutputs:
             for output, value in zip(self._outputs, answered.values, strict=True):
                 output.append(value)
             self._next_row += answered.n_rows
+            yield
 
     def finish(self, wanted: Collection[str]) -> list[Output]:
         """The outputs with the rows of all answers; without any answer those that are *wanted* (none: all), empty.

@@ -167,7 +167,7 @@ def test_finding_strings_is_counted_and_done_in_steps() -> None:
 def test_answers_without_the_dimension_of_rows_are_stacked(declared: Shape | None) -> None:
     outputs = outputs_for(declared, n=3)
     for row in range(3):
-        outputs.add(row, 1, [output_of("y", [row, 0.5])])
+        run(outputs.add(row, 1, [output_of("y", [row, 0.5])]))
     (y,) = outputs.finish([])
     assert (y.shape, numbers_in(y)) == ((3, 2), [[0, 0.5], [1, 0.5], [2, 0.5]])
 
@@ -175,16 +175,16 @@ def test_answers_without_the_dimension_of_rows_are_stacked(declared: Shape | Non
 def test_answers_that_have_it_are_joined() -> None:
     one, two = outputs_for((-1, 2)), outputs_for(None, 2)
     for row in range(2):
-        one.add(row, 1, [output_of("y", [[row, 0.5]])])
-        two.add(2 * row, 2, [output_of("y", [row, row + 0.5])])
+        run(one.add(row, 1, [output_of("y", [[row, 0.5]])]))
+        run(two.add(2 * row, 2, [output_of("y", [row, row + 0.5])]))
     assert numbers_in(one.finish([])[0]) == [[0, 0.5], [1, 0.5]]
     assert numbers_in(two.finish([])[0]) == [0, 0.5, 1, 1.5]
 
 
 def test_the_last_of_several_requests_may_have_one_row_and_no_dimension_for_it() -> None:
     outputs = outputs_for((-1,), 2)
-    outputs.add(0, 2, [output_of("y", [1, 2])])
-    outputs.add(2, 1, [output_of("y", 3)])
+    run(outputs.add(0, 2, [output_of("y", [1, 2])]))
+    run(outputs.add(2, 1, [output_of("y", 3)]))
     assert numbers_in(outputs.finish([])[0]) == [1, 2, 3]
 
 
@@ -194,18 +194,29 @@ def test_answers_are_put_together_in_the_rows_order_whatever_their_own() -> None
         random.Random(seed).shuffle(rows)
         outputs = outputs_for((-1,))
         for row in rows:
-            outputs.add(row, 1, [output_of("y", row)])
+            run(outputs.add(row, 1, [output_of("y", row)]))
         assert numbers_in(outputs.finish([])[0]) == list(range(10))
         assert outputs.held_bytes == 40
 
 
+def test_many_answers_that_have_waited_are_put_together_in_steps() -> None:
+    outputs = outputs_for((-1,))
+    for row in range(1, 100):
+        assert not list(outputs.add(row, 1, [output_of("y", row)]))
+    steps = outputs.add(0, 1, [output_of("y", 0)])
+    next(steps)
+    assert len(list(outputs.add(100, 1, [output_of("y", 100)]))) == 100  # another answer comes between two steps
+    assert not list(steps)
+    assert numbers_in(outputs.finish([])[0]) == list(range(101))
+
+
 def test_outputs_may_come_in_another_order_in_each_answer() -> None:
     outputs = RowOutputs({"y": TensorDescription(FP32), "z": TensorDescription(FP32)}, 1, {})
-    outputs.add(0, 1, [output_of("z", 0), output_of("y", 1)])
-    outputs.add(1, 1, [output_of("y", 3), output_of("z", 2)])
+    run(outputs.add(0, 1, [output_of("z", 0), output_of("y", 1)]))
+    run(outputs.add(1, 1, [output_of("y", 3), output_of("z", 2)]))
     assert {each.name: numbers_in(each) for each in outputs.finish([])} == {"z": [0, 2], "y": [1, 3]}
     with pytest.raises(CodecError, match=r"expected the outputs \['z', 'y'\], as row 0 has, got \['y'\]"):
-        outputs.add(2, 1, [output_of("y", 3)])
+        run(outputs.add(2, 1, [output_of("y", 3)]))
 
 
 @pytest.mark.parametrize(
@@ -225,28 +236,28 @@ def test_answers_that_have_no_row_for_each_row_are_refused(
 ) -> None:
     outputs = outputs_for(declared, per_request, n=4, m=5)
     with pytest.raises(CodecError, match=rf"output 'y' \(FP32\): .*{words}"):
-        outputs.add(0, n_rows, [output_of("y", values)])
+        run(outputs.add(0, n_rows, [output_of("y", values)]))
     assert outputs.held_bytes == 0
 
 
 def test_rows_of_different_shapes_are_refused_with_the_output_and_the_rows() -> None:
     outputs = outputs_for((-1, -1))
-    outputs.add(3, 1, [output_of("y", [1, 2])])
+    run(outputs.add(3, 1, [output_of("y", [1, 2])]))
     words = r"output 'y' \(FP32\): rows of different shapes: \[2\] in the answer to row 3, here \[1\]"
     with pytest.raises(CodecError, match=words):
-        outputs.add(0, 1, [output_of("y", [1])])
-    outputs.add(0, 1, [output_of("y", [3, 4])])  # what was refused is not there
+        run(outputs.add(0, 1, [output_of("y", [1])]))
+    run(outputs.add(0, 1, [output_of("y", [3, 4])]))  # what was refused is not there
 
 
 def test_a_name_is_one_size_in_all_answers() -> None:
     outputs = RowOutputs({"y": TensorDescription(FP32, ("n", "k")), "z": TensorDescription(FP32, (-1, "k"))}, 1, {})
     with pytest.raises(CodecError, match=r"output 'z'.* \[3\] for a row, and .* says \[-1, k\] \(k is 2\)"):
-        outputs.add(0, 1, [output_of("y", [1, 2]), output_of("z", [1, 2, 3])])
+        run(outputs.add(0, 1, [output_of("y", [1, 2]), output_of("z", [1, 2, 3])]))
 
 
 def test_all_rows_together_have_the_declared_number() -> None:
     outputs = outputs_for((5,))
-    outputs.add(0, 1, [output_of("y", 1)])
+    run(outputs.add(0, 1, [output_of("y", 1)]))
     with pytest.raises(CodecError, match=r"the answer has the shape \[1\], and .* says \[5\]"):
         outputs.finish([])
 
@@ -255,7 +266,7 @@ def test_all_rows_together_have_the_declared_number() -> None:
 def test_empty_rows_get_the_dimensions_that_their_lists_cannot_show(declared: Shape, shape: tuple[int, ...]) -> None:
     outputs = outputs_for(declared, m=3)
     for row in range(2):
-        outputs.add(row, 1, [output_of("y", [])])
+        run(outputs.add(row, 1, [output_of("y", [])]))
     assert outputs.finish([])[0].shape == shape
 
 
@@ -274,13 +285,13 @@ def test_without_rows_an_output_has_to_be_declared(declared: Shape | None) -> No
 def test_values_of_many_rows_are_few_buffers_and_large_ones_are_not_copied() -> None:
     outputs, n_rows = outputs_for((-1, 256)), 5000
     for row in range(n_rows):
-        outputs.add(row, 1, [output_of("y", np.full(256, row))])
+        run(outputs.add(row, 1, [output_of("y", np.full(256, row))]))
     (y,) = outputs.finish([])
     assert len(y.blobs) <= n_rows * 1024 // JOINED_BYTES + 1
     assert outputs.held_bytes == y.n_bytes == n_rows * 1024
     large = outputs_for((-1, -1))
     value = output_of("y", np.zeros(JOINED_BYTES))
-    large.add(0, 1, [value])
+    run(large.add(0, 1, [value]))
     assert memoryview(large.finish([])[0].blobs[0]).obj is memoryview(value.blobs[0]).obj
 
 
