@@ -123,7 +123,9 @@ def test_no_child_reaches_outside_of_its_request() -> None:
 
 
 def test_a_request_for_other_rows_is_no_repetition() -> None:
-    attempts = [Attempt("http://e:1", NOW_S, code="200", repeated_for=why) for why in ("", "timeout", "timeout", "", "")]
+    attempts = [
+        Attempt("http://e:1", NOW_S, code="200", repeated_for=why) for why in ("", "timeout", "timeout", "", "")
+    ]
     spans = made_of(exchange(attempts=attempts))[:-1]
     assert [(each.attributes or {}).get("http.request.resend_count") for each in spans] == [None, None, 1, 2, None]
 

@@ -152,7 +152,7 @@ class Foreign:
         call, rows = self.call, template.rows
         steps = cut_rows(self._checked(described), described.inputs, rows, call.body.reserve)
         cut = await call.exchange.request_codec.run(steps)
-        self._described = row_description(described, rows)
+        self._described = row_description(described)
 
         def write(part: DialectRequest, first_row: int) -> WrittenRequest:
             return self.dialect.write(part, described, Names(self.model, self.version, first_row))

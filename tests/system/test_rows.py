@@ -217,11 +217,14 @@ async def test_no_rows_are_no_request_and_outputs_that_are_empty() -> None:
         assert total(await stage.client.metrics(), "upstream_requests_total") == 0
 
 
-async def test_null_is_nan_as_it_is_in_a_list() -> None:
-    server = Single(say=lambda asked: {"sum": None if asked["number"] == 1 else 1, "pair": [None, 2]})
+async def test_null_is_nan_in_a_list_and_nothing_in_place_of_a_rows_value() -> None:
+    server = Single(say=lambda asked: {"sum": None if asked["number"] == 3 else 1, "pair": [None, 2]})
     async with before_rows(server) as stage:
         reply = await stage.infer("sum", numbers("x", X[:3], "FP32"))
-        assert np.isnan(sums_of(reply)).tolist() == [False, True, False]
+        assert sums_of(reply) == [1, 1, 1]
+        assert np.isnan(np.frombuffer(reply.binary[12:], np.float32)).tolist() == [True, False] * 3
+        words = error_of(await stage.infer("sum", numbers("x", X, "FP32")), 502)
+        assert words.startswith("row 3: the backend's answer: output 'sum': nothing at $.sum; $.sum is null")
 
 
 async def test_large_rows_are_streamed_both_ways_and_nothing_is_held_afterwards() -> None:
@@ -286,6 +289,32 @@ async def test_rows_of_several_are_named_by_their_numbers() -> None:
     say: Callable[[Any], Any] = lambda asked: "500 Oops" if asked["rows"][0]["number"] == 3 else answer_to(asked)  # noqa: E731
     async with before_rows(Single(say=say)) as stage:
         assert error_of(await stage.infer("sums", numbers("x", X, "FP32")), 500) == "rows 3 to 5: too hot"
+
+
+async def test_an_answer_that_says_that_it_failed_is_a_failure_of_its_row() -> None:
+    model = {**SUM, "success": {"$.ok": True}, "error": "$.why"}
+    say = lambda asked: {**answer_to(asked), "ok": asked["number"] != 2, "why": "cold"}  # noqa: E731
+    async with before_rows(Single(say=say), sum=model) as stage:
+        words = error_of(await stage.infer("sum", numbers("x", X, "FP32")), 502)
+        assert words.startswith("row 2: the backend answered with a failure: cold")
+
+
+async def test_answers_that_are_sorted_are_put_in_order_within_their_own_rows() -> None:
+    def say(asked: Any) -> Any:
+        rows = [{**answer_to({"features": row["x"]}), "index": index} for index, row in enumerate(asked["rows"])]
+        return {"rows": rows[::-1]}
+
+    async with before_rows(Single(say=say), sums={**SUMS, "order": "$.rows[*].index"}) as stage:
+        assert sums_of(await stage.infer("sums", numbers("x", X, "FP32"))) == SUMS_OF_X
+
+
+async def test_a_path_to_the_first_of_a_list_is_judged_by_the_rows_of_one_request() -> None:
+    first = {"outputs": {"sum": SUM["outputs"]["sum"]}, "answer": {"sum": "$.rows[0].sum"}}
+    say = lambda asked: {"rows": [{"sum": 1}, {"sum": 2}]}  # noqa: E731
+    async with before_rows(Single(say=say), sum={**SUM, **first}, sums={**SUMS, **first}) as stage:
+        assert sums_of(await stage.infer("sum", numbers("x", X, "FP32"))) == [1] * 10
+        words = error_of(await stage.infer("sums", numbers("x", X[:3], "FP32")), 502)
+        assert "the request has 3 rows and $.rows is a list of 2, of which the path takes only [0]" in words
 
 
 async def test_answers_of_different_shapes_are_refused_with_the_output_and_the_rows() -> None:

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from msgspec import structs
 
 from gateway.codec.dialects.declared import Shape, TensorDescription, declared_text, fits
-from gateway.codec.dialects.description import ModelDescription
+from gateway.codec.dialects.description import ModelDescription, listed
 from gateway.codec.dialects.output import SETTING, Output
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import Tensor, label_of, shape_text
-from gateway.codec.tensors.datatypes import BYTES, FLOAT
+from gateway.codec.tensors.datatypes import BYTES
 from gateway.codec.tensors.elements import LENGTH, PREFIX_BYTES, WINDOW_BYTES, bounds_of
 from gateway.codec.v2.request_reading import Reserve, reserve_nothing
 from gateway.codec.values import Value
@@ -148,30 +148,17 @@ def _starts_of(blob: memoryview, n_elements: int, per_request: int) -> Generator
 # The answers
 
 
-def row_description(description: ModelDescription, per_request: int) -> ModelDescription:
-    """*description* for the reader of one answer, whose outputs have the rows of one request.
-
-    Their shapes are judged by `RowOutputs`, which knows the rows.
-    """
-    outputs = {
-        name: structs.replace(each, shape=None, missing=_missing_in_row(each, per_request))
-        for name, each in description.outputs.items()
-    }
+def row_description(description: ModelDescription) -> ModelDescription:
+    """*description* for the reader of one answer, without shapes of outputs: `RowOutputs` judges these by the rows."""
+    outputs = {name: structs.replace(each, shape=None) for name, each in description.outputs.items()}
     return structs.replace(description, outputs=outputs)
-
-
-def _missing_in_row(described: TensorDescription, per_request: int) -> str | None:
-    """`missing` for the answer to one request: not None also lets null be a value, which it is as a number of a row."""
-    is_one_number = per_request == 1 and described.shape is not None and len(described.shape) == 1
-    is_float = described.datatype is not None and described.datatype.kind is FLOAT
-    return "" if described.missing is None and is_one_number and is_float else described.missing
 
 
 class _Answered(msgspec.Struct, frozen=True, gc=False):
     """The outputs of the answer to one request."""
 
     n_rows: int
-    values: list[Value]
+    values: Mapping[str, Value]
 
 
 class RowOutputs:
@@ -184,8 +171,8 @@ class RowOutputs:
         self._described = described
         self._per_request = per_request
         self._sizes = sizes
-        self._outputs: list[Output] = []
-        self._first: list[tuple[int, ...]] = []  # the shapes of the rows in the answer that came first
+        self._outputs: dict[str, Output] = {}
+        self._first: dict[str, tuple[int, ...]] = {}  # the shapes of the rows in the answer that came first
         self._first_label = ""
         self._waiting: dict[int, _Answered] = {}  # answers that came before those to earlier rows
         self._next_row = 0
@@ -199,33 +186,34 @@ class RowOutputs:
         `CodecError`, and takes nothing, if they have no row for each of these, or rows of another shape than others.
         """
         label = rows_label(first_row, n_rows)
-        shapes = [self._shape_of(output, n_rows) for output in outputs]
+        values = {
+            output.name: structs.replace(output.value, shape=self._shape_of(output, n_rows)) for output in outputs
+        }
         if not self._outputs:
-            self._outputs = [self._whole(output) for output in outputs]
-            self._first, self._first_label = [shape[1:] for shape in shapes], label
-        names, known = [output.name for output in outputs], [output.name for output in self._outputs]
-        if names != known:
-            by_name = {output.name: (output, shape) for output, shape in zip(outputs, shapes, strict=True)}
-            if by_name.keys() != set(known):
-                raise CodecError(f"expected the outputs {known}, as {self._first_label} has, got {names}")
-            outputs, shapes = map(list, zip(*[by_name[name] for name in known], strict=True))
-        for output, shape, first in zip(outputs, shapes, self._first, strict=True):
-            if shape[1:] != first:
-                raise CodecError(
-                    f"{output.label}: rows of different shapes: {shape_text(first)} in the answer to "
-                    f"{self._first_label}, here {shape_text(shape[1:])}"
-                )
-        values = [
-            Value(shape, [memoryview(blob) for blob in output.blobs], output.nonfinite)
-            for output, shape in zip(outputs, shapes, strict=True)
-        ]
-        self.held_bytes += sum([value.n_bytes for value in values])
+            self._outputs = {output.name: self._whole(output) for output in outputs}
+            self._first = {name: value.shape[1:] for name, value in values.items()}
+            self._first_label = label
+        self._check(outputs, values)
+        self.held_bytes += sum([value.n_bytes for value in values.values()])
         self._waiting[first_row] = _Answered(n_rows, values)
         while (answered := self._waiting.pop(self._next_row, None)) is not None:
-            for output, value in zip(self._outputs, answered.values, strict=True):
-                output.append(value)
+            for name, value in answered.values.items():
+                self._outputs[name].append(value)
             self._next_row += answered.n_rows
             yield
+
+    def _check(self, outputs: Sequence[Output], values: Mapping[str, Value]) -> None:
+        """Raise `CodecError` unless these are the outputs of the answer that came first, with rows of its shapes."""
+        if values.keys() != self._first.keys():
+            expected, got = listed(self._first), listed(values)
+            raise CodecError(f"expected the outputs {expected}, as in the answer to {self._first_label}, got {got}")
+        for output in outputs:
+            first, row = self._first[output.name], values[output.name].shape[1:]
+            if row != first:
+                raise CodecError(
+                    f"{output.label}: rows of different shapes: {shape_text(first)} in the answer to "
+                    f"{self._first_label}, here {shape_text(row)}"
+                )
 
     def finish(self, wanted: Collection[str]) -> list[Output]:
         """The outputs with the rows of all answers; without any answer those that are *wanted* (none: all), empty.
@@ -233,12 +221,12 @@ class RowOutputs:
         Raises `CodecError` for an output whose shape is not as declared.
         """
         if not self._next_row:
-            self._outputs = [self._empty(name) for name in wanted or self._described]
-        for output in self._outputs:
-            declared, shape = self._described[output.name].shape, output.shape
+            self._outputs = {name: self._empty(name) for name in wanted or self._described}
+        for name, output in self._outputs.items():
+            declared, shape = self._described[name].shape, output.shape
             if declared is not None and not fits(declared, shape, self._sizes):
                 raise _other_shape(output, shape, declared, self._sizes)
-        return self._outputs
+        return list(self._outputs.values())
 
     def _whole(self, output: Output) -> Output:
         return Output(output.name, self._described[output.name], output.datatype)
@@ -267,26 +255,29 @@ class RowOutputs:
         if described is None:
             raise CodecError(f"{output.label}: the model has no such output")
         declared = described.shape
-        stacked, joined = (1, *shape), shape
         if declared is None:
-            fitting = [stacked] if self._per_request == 1 else [joined]
-        else:
-            fitting = [each for each in (stacked, joined) if len(each) == len(declared)]
-            if not fitting and 0 in shape:  # lists that are empty do not show the dimensions inside
-                fitting = [
-                    (*each, *inner)
-                    for each in (stacked, joined)
-                    if len(each) < len(declared)
-                    and (inner := _known_sizes(declared[len(each) :], self._sizes)) is not None
-                ]
-        for each in fitting:
-            is_row_for_row = each[0] == n_rows if each else False
-            if is_row_for_row and (declared is None or fits(declared[1:], each[1:], self._sizes)):
-                return each
-        if declared is None:
+            whole = (1, *shape) if self._per_request == 1 else shape
+            if whole[:1] == (n_rows,):
+                return whole
             expected = "a list with a value" if n_rows == 1 else f"a list of {n_rows} values, one"
             raise CodecError(f"{output.label}: expected {expected} for each row, got the shape {shape_text(shape)}")
+        for whole in self._wholes(shape, declared):
+            if whole[0] == n_rows and fits(declared[1:], whole[1:], self._sizes):
+                return whole
         raise _other_shape(output, shape, declared, self._sizes, n_rows)
+
+    def _wholes(self, shape: tuple[int, ...], declared: Shape) -> list[tuple[int, ...]]:
+        """The shapes with as many dimensions as *declared* that a value of *shape* may have with that of the rows.
+
+        Lists that are empty do not show the dimensions inside of them.
+        """
+        stacked, joined = (1, *shape), shape
+        exact = [whole for whole in (stacked, joined) if len(whole) == len(declared)]
+        if exact or 0 not in shape:
+            return exact
+        shorter = [whole for whole in (stacked, joined) if len(whole) < len(declared)]
+        completed = [(whole, _known_sizes(declared[len(whole) :], self._sizes)) for whole in shorter]
+        return [(*whole, *inner) for whole, inner in completed if inner is not None]
 
 
 def _known_sizes(declared: Shape, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
