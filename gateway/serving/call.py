@@ -72,6 +72,8 @@ class Call:
     sticky_key: str | None = None
     rows = 0
     """The rows of a batch, or those of a request whose inputs all have as many, where requests are batched."""
+    is_batch = False
+    """Whether it has the rows of several clients' requests."""
     counted_for: str | None = None
     """The client whose concurrent requests it is counted among; None if clients have no limits."""
     words_in: Callable[[bytes], str | None] | None = None

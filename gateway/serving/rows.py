@@ -159,6 +159,8 @@ class _Sending:
             try:
                 await self._send(index)
             except GatewayError as error:
+                if self._call.is_batch:  # its clients do not know its rows, and ask alone if one of these is at fault
+                    raise
                 raise _with_rows(error, *cut.rows_of(index)) from error
             except CodecError as error:
                 raise CodecError(f"{rows_label(*cut.rows_of(index))}: {error}") from error

@@ -571,6 +571,23 @@ async def test_a_row_that_fails_in_a_batch_fails_its_own_client_alone_and_with_i
     assert error_of(third, 400) == "row 1: too hot"
 
 
+async def test_clients_of_a_batch_that_is_late_are_not_told_a_row_that_is_not_theirs() -> None:
+    never = asyncio.Event()
+
+    async def wait(body: Any) -> None:
+        if body["features"][0] < 100:
+            await never.wait()
+
+    settings = "batch: {max_size: 8, max_delay: 50ms}\ntimeouts: {total: 500ms}\n"
+    async with before_rows(Single(wait=wait), settings) as stage, asyncio.timeout(10):
+        asking = [stage.infer("sum", numbers("x", X[start : start + 4], "FP32")) for start in (0, 4, 4)]
+        first, *others = await asyncio.gather(*asking)
+    assert error_of(first, 504).startswith("row 0: backend 'main' took longer")
+    assert [error_of(reply, 504) for reply in others] == [
+        "backend 'main' took longer than 0.5 s (timeouts.total)"
+    ] * 2
+
+
 async def test_a_real_client_of_triton() -> None:
     async with before_rows(Single()) as stage:
         for binary in (True, False):
