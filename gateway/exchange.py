@@ -1,5 +1,6 @@
 """The record of one request: filled in while the request is served, and read once, at its end, by telemetry."""
 
+import math
 import random
 from collections.abc import Sequence
 from enum import StrEnum
@@ -126,18 +127,19 @@ def upstream_times(attempts: Sequence[Attempt], now_s: float = 0.0) -> tuple[flo
     """
     if len(attempts) == 1:
         return attempts[0].seconds or max(0.0, now_s - attempts[0].started_s), attempts[0].queue_s or 0.0
-    ends_s = [each.started_s + each.seconds if each.seconds else max(each.started_s, now_s) for each in attempts]
-    ran_s = _covered([(each.started_s, end_s) for each, end_s in zip(attempts, ends_s, strict=True)])
-    spans = [(each.started_s - (each.queue_s or 0.0), end_s) for each, end_s in zip(attempts, ends_s, strict=True)]
-    return ran_s, max(0.0, _covered(spans) - ran_s)
+    spans = [(each.started_s, each.started_s + each.seconds if each.seconds else now_s) for each in attempts]
+    ran_s = _covered(spans)
+    waits = [(each.started_s - each.queue_s, each.started_s) for each in attempts if each.queue_s]
+    return ran_s, max(0.0, _covered(spans + waits) - ran_s) if waits else 0.0
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
     """For how long at least one of *spans*, each a begin and an end, lasts."""
-    covered, until = 0.0, float("-inf")
+    covered, until = 0.0, -math.inf
     for begin, end in sorted(spans):
-        covered += max(0.0, end - max(begin, until))
-        until = max(until, end)
+        if end > until:
+            covered += end - max(begin, until)
+            until = end
     return covered
 
 
