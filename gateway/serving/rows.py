@@ -85,9 +85,8 @@ class _Sending:
         self._views = views
         headers = call.backend.headers.transcoded(call.request)
         self._asked = call.asked(headers, Body(), requests.target, is_read_whole=True)
-        self._first = (
-            self._written(0) if requests.cut.n_requests else None
-        )  # what it cannot say is told before all else
+        # written before anything is sent: what it cannot say, no other request can
+        self._first = self._written(0) if requests.cut.n_requests else None
         self._workers: list[asyncio.Task[None]] = []
         self._is_over = False
         self._failure: BaseException | None = None
