@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton_grpc
@@ -378,6 +379,26 @@ async def test_more_requests_than_memory_can_hold_the_records_of_are_refused() -
 
 
 # Side by side
+
+
+async def test_the_end_of_the_gateway_ends_all_rows_also_those_that_wait_for_a_connection() -> None:
+    never = asyncio.Event()
+
+    async def wait(body: Any) -> None:
+        await never.wait()
+
+    server = Single(wait=wait)
+    async with asyncio.timeout(10):
+        async with before_rows(server, "max_connections: 2\n") as stage:
+            asking = asyncio.ensure_future(stage.infer("sum", numbers("x", X, "FP32")))
+            await until(lambda: server.under_way == 2)
+            await stage.client.gateway.stop()
+            with pytest.raises(aiohttp.ServerDisconnectedError):
+                await asking
+            assert stage.client.gateway.gateway.in_flight == 0
+            for seen in server.seen:
+                await ended(seen)
+        assert len(server.seen) == 2
 
 
 @pytest.mark.parametrize(("parallel", "expected"), [(None, 4), (1, 1), (2, 2), (16, 10)])
