@@ -1,6 +1,8 @@
 """The record of one request: filled in while the request is served, and read once, at its end, by telemetry."""
 
+import math
 import random
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal
 
@@ -115,6 +117,30 @@ class Exchange(msgspec.Struct, gc=False):
     trace: Trace | None = None
     """The request's place in a trace; None if the request is not traced."""
     seconds: float = 0.0
+
+
+def upstream_times(attempts: Sequence[Attempt], now_s: float = 0.0) -> tuple[float, float]:
+    """Seconds in which attempts ran, and in which they only waited for a connection.
+
+    Time in which several run, because an inference goes to the server in several requests, counts once. An attempt that
+    still goes on counts up to *now_s*, by the event loop's clock.
+    """
+    if len(attempts) == 1:
+        return attempts[0].seconds or max(0.0, now_s - attempts[0].started_s), attempts[0].queue_s or 0.0
+    spans = [(each.started_s, each.started_s + each.seconds if each.seconds else now_s) for each in attempts]
+    ran_s = _covered(spans)
+    waits = [(each.started_s - each.queue_s, each.started_s) for each in attempts if each.queue_s]
+    return ran_s, max(0.0, _covered(spans + waits) - ran_s) if waits else 0.0
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """For how long at least one of *spans*, each a begin and an end, lasts."""
+    covered, until = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        if end > until:
+            covered += end - max(begin, until)
+            until = end
+    return covered
 
 
 def new_span_id() -> str:

@@ -121,7 +121,7 @@ class OneByOne:
             self.inc("tensors", "request", datatype)
         self.inc("nonfinite_values", "request", by=exchange.request_nonfinite)
         if exchange.client_format is Format.BINARY and exchange.error is None:
-            avoided = max(0, exchange.attempts[-1].request_bytes - exchange.client_request_bytes)
+            avoided = max(0, sent_once(exchange, "request_bytes") - exchange.client_request_bytes)
             self.inc("json_bytes_avoided", "request", by=avoided)
 
     def record_response(self, exchange: Exchange) -> None:
@@ -130,8 +130,13 @@ class OneByOne:
             self.inc("tensors", "response", datatype)
         self.inc("nonfinite_values", "response", by=exchange.response_nonfinite)
         if exchange.reply_format is Format.BINARY:
-            avoided = max(0, exchange.attempts[-1].response_bytes - exchange.client_response_bytes)
+            avoided = max(0, sent_once(exchange, "response_bytes") - exchange.client_response_bytes)
             self.inc("json_bytes_avoided", "response", by=avoided)
+
+
+def sent_once(exchange: Exchange, name: str) -> int:
+    attempts = [each for each in exchange.attempts if not each.repeated_for and not each.is_metadata]
+    return sum(int(getattr(each, name)) for each in attempts)
 
 
 def record_random(seed: int, record: Callable[[Exchange], None]) -> None:

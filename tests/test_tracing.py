@@ -99,7 +99,8 @@ def test_a_span_has_failed_where_its_client_is_not_to_blame(
 
 def test_no_child_reaches_outside_of_its_request() -> None:
     attempts = [
-        Attempt("http://e:1", NOW_S - 2, seconds=5.0, code="200", target="/v2?token=secret"),  # longer at both ends
+        # longer at both ends
+        Attempt("http://e:1", NOW_S - 2, seconds=5.0, code="200", target="/v2?token=secret", repeated_for="timeout"),
         Attempt("https://[::1]/base", NOW_S + 1, code="timeout"),  # not over when the exchange was recorded
     ]
     finished = exchange(attempts=attempts, request_codec=Pacer(9.0, time.perf_counter() - 3))
@@ -119,6 +120,14 @@ def test_no_child_reaches_outside_of_its_request() -> None:
     assert (second["server.address"], second["server.port"]) == ("::1", 443)
     assert (second["http.request.resend_count"], second["error.type"]) == (1, "timeout")
     assert "http.response.status_code" not in second
+
+
+def test_a_request_for_other_rows_is_no_repetition() -> None:
+    attempts = [
+        Attempt("http://e:1", NOW_S, code="200", repeated_for=why) for why in ("", "timeout", "timeout", "", "")
+    ]
+    spans = made_of(exchange(attempts=attempts))[:-1]
+    assert [(each.attributes or {}).get("http.request.resend_count") for each in spans] == [None, None, 1, 2, None]
 
 
 @pytest.fixture

@@ -59,6 +59,9 @@ class BackendRequest(msgspec.Struct, frozen=True):
     """The most bytes that the body of a good answer may have: `limits.response_body`."""
     is_passed: bool = False
     """Whether this is an inference that passes unchanged, for endpoints with the binary extension alone."""
+    is_continued: bool = False
+    """Whether other requests for the same inference were sent before: it waits for a connection until
+    `timeouts.total`, also where `queue` would refuse a new inference."""
 
     def first_bytes(self, endpoint: Endpoint, attempt: Attempt) -> bytes:
         """The head for *endpoint*, and the body if it is `whole`; *attempt* gets its span. Raises `GatewayError`."""

@@ -200,7 +200,8 @@ class Call(Generic[T]):
         attempt.queue_s = None
         deadlines.enter("queue")
         try:
-            await self._upstream.connections.wait_for_slot()
+            connections = self._upstream.connections
+            await (connections.wait_in_turn() if self.request.is_continued else connections.wait_for_slot())
         finally:  # a wait in vain is not the backend's time, either
             attempt.started_s = self._upstream.loop.time()
             attempt.queue_s = attempt.started_s - asked_s

@@ -99,19 +99,26 @@ class Connections:
         if len(self._waiters) >= self._limits.queue_length:
             raise self._overloaded(f"and {len(self._waiters)} requests are waiting (queue.length)")
         timeout_s = self._limits.queue_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.wait_in_turn()
+        except TimeoutError:
+            raise self._overloaded(f"and none became free within {timeout_s:g} s (queue.timeout)") from None
+
+    async def wait_in_turn(self) -> None:
+        """Take a slot, and wait in the queue if none is free, however many wait and for as long as it takes."""
+        if self.take_slot():
+            return
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
-            async with asyncio.timeout(timeout_s):
-                await waiter
-        except BaseException as error:
+            await waiter
+        except BaseException:
             if waiter.done() and not waiter.cancelled():
                 self.release_slot()  # a slot was given at the moment when the wait ended
             else:
                 with suppress(ValueError):
                     self._waiters.remove(waiter)
-            if isinstance(error, TimeoutError):
-                raise self._overloaded(f"and none became free within {timeout_s:g} s (queue.timeout)") from None
             raise
 
     def release_slot(self) -> None:

@@ -122,7 +122,10 @@ class ClientBody(Reservation):
 
     def let_go(self) -> None:
         """Leave the request's reserved bytes to its answer, because the request is not held in memory any more."""
-        self._answer_room = self.n_bytes
+        if self._answer_room or self.is_released:
+            return
+        self._answer_room = self.n_bytes - self._answer_bytes
+        self.hold(max(self._answer_bytes, self._answer_room) - self.n_bytes)
 
     def framing(self) -> Framing:
         """The framing of an inference by the client's headers: where its JSON ends. Raises `CodecError`."""

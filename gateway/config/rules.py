@@ -261,6 +261,10 @@ ERRORS = (
     Rule(Model, "success", _success_fault, "{found}"),
     Rule(Model, "order", _order_fault, "{found}"),
     Rule(ModelRequest, "rows parallel", *_AT_LEAST_1),
+    Rule(Model, "request.rows", lambda at: not any(each.shape != [] for each in at.part.inputs.values()),
+         "expected an input with rows in `inputs`: one of shape [] is the same in each request"),
+    Rule(Model, "outputs.*.shape", lambda at: at.value == [] and at.part.request is not None and at.part.request.rows,
+         "expected a first dimension for the rows, because of `request.rows`"),
     Rule(ModelRequest, "path", lambda at: set(_FIELD.findall(at.value)) - {"{model}", "{version}"},
          "expected nothing in braces but {{model}} and {{version}}"),
 

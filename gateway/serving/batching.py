@@ -298,7 +298,7 @@ def _joined_call(member: Member) -> Call:
     exchange.is_inference, exchange.trace = True, sent.trace
     # its body holds the answer before it is divided, beside what its members hold; nobody gets its reply
     call = Call(first.shared, first.serving, request, exchange)
-    call.match, call.sticky_key = first.match, first.sticky_key
+    call.is_batch, call.match, call.sticky_key = True, first.match, first.sticky_key
     call.upstream, call.backend = first.upstream, first.backend
     call.total_at = member.since_s + first.backend.settings.timeouts.total
     return call

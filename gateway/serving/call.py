@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gateway.adapter_modules import AdapterModule
-from gateway.backend.asking import BackendRequest, Body
+from gateway.backend.asking import BackendRequest, Body, Pieces
 from gateway.backend.attempt import Answer, Read, Transcode
 from gateway.backend.metadata import LIFE_S
 from gateway.backend.upstream import Upstream
@@ -19,6 +19,7 @@ from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.codec.compression import inflated_beginning
 from gateway.codec.inference import release
+from gateway.codec.json.pieced import PiecedJson
 from gateway.codec.v2.error_bodies import error_body
 from gateway.codec.v2.framing import Framing
 from gateway.codec.v2.reply import Reply as InferReply
@@ -71,6 +72,8 @@ class Call:
     sticky_key: str | None = None
     rows = 0
     """The rows of a batch, or those of a request whose inputs all have as many, where requests are batched."""
+    is_batch = False
+    """Whether it has the rows of several clients' requests."""
     counted_for: str | None = None
     """The client whose concurrent requests it is counted among; None if clients have no limits."""
     words_in: Callable[[bytes], str | None] | None = None
@@ -150,12 +153,36 @@ class Call:
         max_bytes = self.plan.limits.response_body if self.exchange.is_inference else math.inf
         return BackendRequest(method, target, headers, body, trace=trace, max_answer_bytes=max_bytes, **flags)
 
-    def send(self, asked: BackendRequest, read: Read[T], transcode: Transcode[T] | None = None) -> Awaitable[T]:
-        """Send *asked* and *read* the answer; retries until the reply has begun. *transcode*: see `Upstream.call`."""
+    async def streamed_json(self, written: PiecedJson) -> Body:
+        """The backend's JSON as a stream that is made while it is sent."""
+        pacer = self.exchange.request_codec
+        length = None
+        if self.backend.settings.framing == "content-length":
+            # The length is only known by making the JSON; it is made again while it is sent, and never held.
+            length = await self.within_total(pacer.run(written.json_bytes()))
+
+        async def pieces() -> Pieces:
+            made = written.json_pieces()
+            while (piece := await pacer.next(made)) is not None:
+                yield piece
+
+        return Body(open=pieces, length=length)
+
+    def send(
+        self,
+        asked: BackendRequest,
+        read: Read[T],
+        transcode: Transcode[T] | None = None,
+        attempts: list[Attempt] | None = None,
+    ) -> Awaitable[T]:
+        """Send *asked* and *read* the answer; retries until the reply has begun. *transcode*: see `Upstream.call`.
+
+        The attempts are added to *attempts*, or else to those of the exchange.
+        """
         reply = self.reply
         return self.upstream.call(
             asked,
-            self.exchange.attempts,
+            self.exchange.attempts if attempts is None else attempts,
             read,
             transcode=transcode,
             total_at=self.total_at,

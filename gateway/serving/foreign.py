@@ -18,6 +18,7 @@ from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.body import Names, WrittenRequest
 from gateway.codec.dialects.description import (
     ModelDescription,
+    Template,
     check_known,
     first_sizes,
     listed,
@@ -26,9 +27,11 @@ from gateway.codec.dialects.description import (
 )
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.dialects.rows import RowOutputs, cut_rows, row_description
 from gateway.codec.dialects.walk import Walk
 from gateway.errors import CodecError, ErrorKind, GatewayError
 from gateway.serving.call import Call, Question
+from gateway.serving.rows import RowRequests
 from gateway.serving.speech import Decoder, Prepared, reading
 
 FRESH_S = 1.0
@@ -91,7 +94,7 @@ class Foreign:
 
     # The request
 
-    async def prepare(self, body: memoryview) -> Prepared:
+    async def prepare(self, body: memoryview) -> Prepared | RowRequests:
         """Parse and check the request. Raises `GatewayError`."""
         call, path = self.call, self.path_of(self.paths.infer)
         query = call.match.target[len(call.match.path) :]
@@ -104,6 +107,8 @@ class Foreign:
         self._request = request = await call.exchange.request_codec.run(
             DialectRequest.parse(steps, policy, call.body.reserve)
         )
+        if (template := described.template) is not None and template.rows:
+            return await self._in_rows(described, template, target)
         try:
             written = self._written(described)
         except (CodecError, GatewayError):
@@ -128,6 +133,11 @@ class Foreign:
 
         The model may lack an input or output, the server may change values, or the answer could not be labelled.
         """
+        request = self._checked(described)
+        return self.dialect.write(request, described, Names(self.model, self.version))
+
+    def _checked(self, described: ModelDescription) -> DialectRequest:
+        """The request with the shapes of the model as it is *described*. Raises as `_written`."""
         request, selection, backend = self._request, self._request.selection, self.call.backend.name
         check_known(described, request.inputs, selection, model=self.name)
         request, self._sizes = self.dialect.fitted(request, described, self.name)
@@ -135,7 +145,24 @@ class Foreign:
         if missing is not None:
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
         self._first_sizes = first_sizes(request.inputs, described)
-        return self.dialect.write(request, described, Names(self.model, self.version))
+        return request
+
+    async def _in_rows(self, described: ModelDescription, template: Template, target: str) -> RowRequests:
+        """The request as several of at most `template.rows` rows each. Raises as `_written`."""
+        call, rows = self.call, template.rows
+        steps = cut_rows(self._checked(described), described.inputs, rows, call.body.reserve)
+        cut = await call.exchange.request_codec.run(steps)
+        self._described = row_description(described)
+
+        def write(part: DialectRequest, first_row: int) -> WrittenRequest:
+            return self.dialect.write(part, described, Names(self.model, self.version, first_row))
+
+        def decoder(n_rows: int) -> DialectAnswer:
+            self._first_sizes = {n_rows} if n_rows > 1 else set()
+            return self._decoder()
+
+        outputs = RowOutputs(described.outputs, rows, self._sizes)
+        return RowRequests(cut, write, decoder, outputs, template.parallel, target)
 
     # The answer
 
@@ -159,7 +186,7 @@ class Foreign:
             self._described = await question.answer()
         return None if self._described.outputs == described.outputs else self._decoder()
 
-    def _decoder(self) -> Decoder:
+    def _decoder(self) -> DialectAnswer:
         call, described = self.call, self._described
         form, limits = self.dialect.answer_form(described), call.plan.header_limits
         walk = Walk(

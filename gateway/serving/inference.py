@@ -6,10 +6,9 @@ inferences that cross unchanged (`relaying`).
 
 from functools import partial
 
-from gateway.backend.asking import BackendRequest, Body, Pieces
+from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read
 from gateway.codec.compression import Coding, choose_coding, compressed
-from gateway.codec.json.pieced import PiecedJson
 from gateway.codec.v2.answer import WHOLE_BYTES
 from gateway.codec.v2.framing import HEADER_LENGTH
 from gateway.codec.v2.reply import Reply as InferReply
@@ -22,6 +21,7 @@ from gateway.serving.batching import serve_batched
 from gateway.serving.call import Answered, Call
 from gateway.serving.foreign import dialect_of
 from gateway.serving.relaying import pass_back, pass_through
+from gateway.serving.rows import RowRequests, send_rows
 from gateway.serving.speech import Prepared, prepare
 
 
@@ -44,31 +44,41 @@ async def infer(call: Call) -> None:
         if call.backend.batches and framing.header_length:
             answered = await serve_batched(call, body, _served)
         else:
-            answered = await call.send(*await _transcoded(call, body))
+            answered = await _served(call, body)
     if answered is not None:
         await _reply(call, *answered)
 
 
 async def _served(call: Call, body: memoryview) -> Answered | None:
-    """Send the inference in *body* to the backend as JSON, and decode the answer. Raises `GatewayError`."""
-    return await call.send(*await _transcoded(call, body))
+    """Send the inference in *body* to the backend as JSON, and decode the answer; None if it is passed on.
+
+    Raises `GatewayError`, and `CodecError` for a malformed request.
+    """
+    prepared = await _prepared(call, body)
+    if isinstance(prepared, RowRequests):
+        return await send_rows(call, prepared, body)
+    return await call.send(*await _sendable(call, prepared, body))
 
 
 async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Read[Answered | None]]:
-    """The request to the backend in JSON, made of *body*, and a function that reads its answer.
+    """As `_sendable`, of *body*, for a backend that might have read it as it is."""
+    prepared = await _prepared(call, body)
+    assert not isinstance(prepared, RowRequests), "servers that read binary bodies get all rows together"
+    return await _sendable(call, prepared, body)
 
-    The function returns the reply; or None for pure JSON that is passed on, since the reply is then written already.
+
+async def _prepared(call: Call, body: memoryview) -> Prepared | RowRequests | None:
+    """The inference in *body*, ready to be sent; None if it crosses byte for byte (protocol 3.6).
+
     Raises `GatewayError`, and `CodecError` for a malformed request.
     """
-    exchange, headers = call.exchange, call.backend.headers
+    exchange = call.exchange
     exchange.client_format = JSON if call.framing.header_length is None else BINARY
     dialect = None if call.backend.is_v2 else await dialect_of(call)
     prepared = await (prepare(call, body) if dialect is None else foreign_to(call, dialect).prepare(body))
     exchange.upstream_format = JSON
-    if prepared is None:  # byte for byte (protocol 3.6)
-        # a renamed model's answer must not be compressed, because the gateway replaces the name in it
-        fields = headers.transcoded(call.request) if call.match.is_renamed else headers.inflated(call.request)
-        return call.asked(fields, Body.of(body)), partial(pass_back, call, (body,))
+    if prepared is None:
+        return None
     request = prepared.request
     exchange.is_transcoded = True
     exchange.input_datatypes = datatypes = request.datatypes
@@ -79,26 +89,25 @@ async def _transcoded(call: Call, body: memoryview) -> tuple[BackendRequest, Rea
         exchange.batch_rows = max(rows, default=0) or 1
         call.rows = exchange.batch_rows if len(rows) == 1 and 0 not in rows else 0
     exchange.header_recovered = request.header_recovered
+    return prepared
+
+
+async def _sendable(
+    call: Call, prepared: Prepared | None, body: memoryview
+) -> tuple[BackendRequest, Read[Answered | None]]:
+    """The request to the backend in JSON, *prepared* from *body*, and a function that reads its answer.
+
+    The function returns the reply; or None for pure JSON that is passed on, since the reply is then written already.
+    """
+    headers = call.backend.headers
+    if prepared is None:
+        # a renamed model's answer must not be compressed, because the gateway replaces the name in it
+        fields = headers.transcoded(call.request) if call.match.is_renamed else headers.inflated(call.request)
+        return call.asked(fields, Body.of(body)), partial(pass_back, call, (body,))
     text = prepared.small_json
-    json_body = Body(whole=text) if text is not None else await _streamed_json(call, prepared.written)
+    json_body = Body(whole=text) if text is not None else await call.streamed_json(prepared.written)
     asked = call.asked(headers.transcoded(call.request), json_body, prepared.target, is_read_whole=True)
     return asked, partial(_decoded, call, prepared, body)
-
-
-async def _streamed_json(call: Call, written: PiecedJson) -> Body:
-    """The backend's JSON as a stream that is made while it is sent."""
-    pacer = call.exchange.request_codec
-    length = None
-    if call.backend.settings.framing == "content-length":
-        # The length is only known by making the JSON; it is made again while it is sent, and never held.
-        length = await call.within_total(pacer.run(written.json_bytes()))
-
-    async def pieces() -> Pieces:
-        made = written.json_pieces()
-        while (piece := await pacer.next(made)) is not None:
-            yield piece
-
-    return Body(open=pieces, length=length)
 
 
 async def _decoded(call: Call, prepared: Prepared, request_body: memoryview, answer: Answer) -> Answered:

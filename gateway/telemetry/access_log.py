@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.codec.v2.error_bodies import shortened
 from gateway.errors import Blame, ErrorKind, blame_of
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, upstream_times
 from gateway.telemetry.log_writer import PIPE_BYTES, utc_of
 
 BATCH_BYTES = 64 * 1024
@@ -122,15 +122,13 @@ def line_of(exchange: Exchange) -> Line:
     endpoint = connection = reason = blame = None
     detail = f"{exchange.detail} ({exchange.failed_at})" if exchange.failed_at and exchange.error else exchange.detail
     n_attempts = request_bytes = response_bytes = 0
-    upstream_s = 0.0
-    queue_s = exchange.queue_s
+    upstream_s, queue_s = upstream_times(exchange.attempts)
+    queue_s += exchange.queue_s
     for attempt in exchange.attempts:
         endpoint, connection = attempt.endpoint, attempt.connection
         n_attempts += not attempt.is_metadata
         request_bytes += attempt.request_bytes
         response_bytes += attempt.response_bytes
-        upstream_s += attempt.seconds
-        queue_s += attempt.queue_s or 0.0
     if (error := exchange.error) is not None:
         reason, blame = error.label, blame_of(error, exchange.status).value
     line: Line = {

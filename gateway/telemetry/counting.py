@@ -256,9 +256,15 @@ def _codec_sums_of(direction: str, format_: Format, datatypes: str, group: list[
     for datatype, n_tensors in Counter(chain.from_iterable(_each(datatypes, group))).items():
         yield ("tensors", direction, datatype), [n_tensors]
     if group[0].error is None and format_ is Format.BINARY:
-        upstream_bytes = _each(f"{direction}_bytes", [exchange.attempts[-1] for exchange in group])
+        upstream_bytes = [_sent_once(exchange, f"{direction}_bytes") for exchange in group]
         client_bytes = _each(f"client_{direction}_bytes", group)
         yield ("json_bytes_avoided", direction), [max(0, each) for each in map(sub, upstream_bytes, client_bytes)]
+
+
+def _sent_once(exchange: Exchange, name: str) -> int:
+    """The bytes *name* of the attempts that made the reply: the last one, and of several requests that of each."""
+    attempts = exchange.attempts
+    return sum([getattr(each, name) for each in attempts if not (each.repeated_for or each.is_metadata)])
 
 
 def _each(name: str, records: Iterable[Exchange | Attempt]) -> Iterator[Any]:

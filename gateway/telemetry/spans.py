@@ -105,7 +105,8 @@ def spans_of(resource: Resource, exchange: Exchange, trace: Trace) -> list[Reada
             start_ns = loop_ns + int(attempt.started_s * 1e9)
             described, child = _attempt(exchange.backend, attempt, n_earlier), context(attempt.span_id or new_span_id())
             spans.append(span(described, SpanKind.CLIENT, child, own, start_ns, start_ns + int(attempt.seconds * 1e9)))
-            n_earlier += not attempt.is_metadata
+            if not attempt.is_metadata:  # after an attempt that was not repeated comes one for other rows
+                n_earlier = n_earlier + 1 if attempt.repeated_for else 0
     for described, at_s, until_s in _codec(exchange):
         start_ns, end_ns = codec_ns + int(at_s * 1e9), codec_ns + int(until_s * 1e9)
         spans.append(span(described, SpanKind.INTERNAL, context(new_span_id()), own, start_ns, end_ns))

@@ -127,6 +127,27 @@ async def test_a_slot_that_is_given_to_a_waiter_just_as_it_leaves_goes_to_the_ne
         connections.release_slot()
 
 
+async def test_who_waits_in_turn_is_never_refused_and_gets_its_slot_in_the_queues_order() -> None:
+    """It goes on with an inference that has begun."""
+    async with pool("max_connections: 1, queue: {length: 1, timeout: 1ms}") as (_, _, connections, _):
+        await connections.wait_in_turn()
+        order: list[int] = []
+
+        async def wait(number: int) -> None:
+            await connections.wait_in_turn()
+            order.append(number)
+            connections.release_slot()
+
+        waiting = [asyncio.ensure_future(wait(number)) for number in range(3)]
+        await turns()
+        with pytest.raises(GatewayError, match="3 requests are waiting"):
+            await connections.wait_for_slot()
+        await asyncio.sleep(0.01)  # longer than `queue.timeout`
+        connections.release_slot()
+        await asyncio.gather(*waiting)
+        assert order == [0, 1, 2]
+
+
 async def test_waiting_ends_with_503_that_names_the_limit() -> None:
     async with pool("max_connections: 1, queue: {length: 1, timeout: 1ms}") as (_, _, connections, _):
         await connections.wait_for_slot()

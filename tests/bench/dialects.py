@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -76,6 +76,28 @@ def rows(bench: Bench) -> Iterator[Result]:
                 yield result
 
 
+def in_requests(bench: Bench) -> Iterator[Result]:
+    """Row 2r. A request of 16 rows, each of which is a request to the server / 16 requests of one row."""
+    scale, one = bench.scale, numbers("FP32", (16,))
+    single = bench.case(ONE_ROW, lambda: one)
+    together = bench.case("rows-16", lambda: replace(one, shape=(N_ROWS, *one.shape), repeats=N_ROWS))
+    result = Result("2r", f"FP32 [{N_ROWS}, 16] as {N_ROWS} requests / {N_ROWS} requests [16]", "ratio", 1.05)
+    spent: dict[str, list[float]] = {"together": [], "single": []}
+    with processes.start_gateway(bench.endpoints, bench.folder, backend=_IN_ROWS) as gateway:
+        for case in (single, together):
+            processor_ns(gateway, case, max(1, scale.small_requests // 8))
+        for index in range(scale.rounds):
+            bench.tick(f"row 2r: round {index + 1} of {scale.rounds}")
+            spent["single"].append(N_ROWS * processor_ns(gateway, single, scale.small_requests))
+            spent["together"].append(processor_ns(gateway, together, max(1, scale.small_requests // N_ROWS)))
+            result.samples.append(spent["together"][-1] / spent["single"][-1])
+    result.absolute = f"together {us(spent['together'])}, one by one {us(spent['single'])}"
+    yield result
+
+
+ONE_ROW = "one-row"
+N_ROWS = 16
+
 TARGETS = {True: 1.2, False: 1.3}
 """Of an image: a tenth for lists that are printed, a tenth for those that are read. And of a small request."""
 
@@ -83,6 +105,11 @@ _MODELS = "models: {'*': {outputs: {y: {datatype: FP32}}}}"
 _TEMPLATE = (
     "dialect: template, models: {'*': {inputs: {x: {datatype: FP32}}, outputs: {y: {datatype: FP32}}, "
     "request: {path: '/v1/models/{model}:predict', body: {inputs: {x: $x}}}, answer: {y: $.outputs}}}"
+)
+_IN_ROWS = (
+    "dialect: template, models: {'rows-*': {inputs: {x: {datatype: FP32}}, outputs: {y: {datatype: FP32}}, "
+    f"request: {{path: '/v1/models/{ONE_ROW}:predict', body: {{inputs: {{x: $x}}}}, rows: 1}}, "
+    f"answer: {{y: $.outputs}}}}, {_TEMPLATE.partition('models: {')[2]}"
 )
 _BACKENDS = {
     "tensorflow": f"dialect: tensorflow, {_MODELS}",

@@ -297,6 +297,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
     "2n": nested,
     "2b": passed,
     "2d": dialects.rows,
+    "2r": dialects.in_requests,
     "2p": image_without_simdjson,
     "3": datatypes,
     "4": text,

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.demo import JsonServer
 from gateway.errors import ErrorKind
-from gateway.exchange import Attempt, Exchange
+from gateway.exchange import Attempt, Exchange, upstream_times
 from gateway.telemetry.access_log import BATCH_BYTES, FAILURES_PER_S, AccessLog, FailureLog
 from gateway.telemetry.log_writer import PIPE_BYTES, LogWriter
 from gateway.telemetry.reading import EndpointReading
@@ -250,6 +250,22 @@ def test_the_line_names_the_endpoint_that_was_asked_last_and_counts_what_was_tri
         access_log.record(exchange)
     line = json.loads(caplog.messages[0])
     assert (line["endpoint"], line["attempts"]) == ("b", 2)
+
+
+def test_time_in_which_requests_run_side_by_side_counts_once() -> None:
+    """They are sent for the rows of one inference."""
+    attempts = [
+        Attempt("a", 10.0, seconds=2.0, queue_s=1.0),  # waits from 9
+        Attempt("a", 11.0, seconds=2.0, queue_s=2.0),  # waits from 9, and beside the first from 10 on
+        Attempt("a", 14.0, seconds=1.0, queue_s=0.5),
+        Attempt("a", 14.25),  # still goes on
+    ]
+    assert upstream_times(attempts[:3]) == (4.0, 1.5)
+    assert upstream_times(attempts, now_s=16.0) == (5.0, 1.5)
+    for one in attempts[:3]:
+        assert upstream_times([one]) == (one.seconds, one.queue_s)
+    assert upstream_times(attempts[3:], now_s=16.0) == (1.75, 0.0)
+    assert upstream_times([]) == (0.0, 0.0)
 
 
 def test_lines_of_what_went_well_are_written_together(caplog: pytest.LogCaptureFixture) -> None:

@@ -67,6 +67,11 @@ class DialectAnswer:
 
     def finish(self, last: bytes = b"") -> Generator[None, None, Reply]:
         """See `InferAnswer.finish`."""
+        outputs = yield from self.outputs(last)
+        return (yield from self.reply(outputs))
+
+    def outputs(self, last: bytes = b"") -> Generator[None, None, list[Output]]:
+        """The outputs of the answer, of which *last* is the last piece. Raises `CodecError`."""
         self._text.add(last)
         if self._walk.form.tree.output is not None:  # the answer may be a number, which ends where something follows it
             self._text.add(b" ")
@@ -78,7 +83,7 @@ class DialectAnswer:
                 octets = from_base64([memoryview(blob) for blob in output.blobs], output.label, b"\r\n")
                 output.blobs = [*(yield from octets)]
                 output.n_bytes = sum(map(len, output.blobs))
-        return (yield from self._reply(outputs))
+        return outputs
 
     def _read_on(self) -> Iterator[None]:
         """Read as far as the text goes."""
@@ -90,7 +95,7 @@ class DialectAnswer:
             raise CodecError(f"the JSON ends after {self._text.consumed} bytes, but more follows")
         self._text.buffer.clear()
 
-    def _reply(self, outputs: list[Output]) -> Generator[None, None, Reply]:
+    def reply(self, outputs: list[Output]) -> Generator[None, None, Reply]:
         """The outputs as the client wants each of them, in V2's words (protocol 4.1, 4.4, 4.6)."""
         entries: list[dict[str, Any]] = []
         binary: list[ReplyOutput] = []

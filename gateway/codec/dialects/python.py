@@ -100,4 +100,4 @@ class AdapterAnswer(DialectAnswer):
         del body
         outputs = made_outputs(made, self._description, self._selection, self._sizes)
         self._held_bytes = sum(output.n_bytes for output in outputs)
-        return (yield from self._reply(outputs))
+        return (yield from self.reply(outputs))

@@ -77,6 +77,11 @@ def error_body(
     return object_text({"error": orjson.dumps(words), **members}), words
 
 
+def reworded(body: bytes, words: str) -> bytes:
+    """*body*, which `error_body` has made, with *words* as its `error`."""
+    return object_text({**parse_object(body), "error": orjson.dumps(words)})
+
+
 def words_of(members: Members) -> str:
     """What the *members* of a JSON object say went wrong: a string, or JSON as text; empty if they do not say."""
     for key in WORD_MEMBERS:

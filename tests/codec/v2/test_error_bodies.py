@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.codec.v2.error_bodies import MAX_WORDS, error_body, shortened, words_of
+from gateway.codec.v2.error_bodies import MAX_WORDS, error_body, reworded, shortened, words_of
 from tests.codec.v2.test_header_steps import lines_of
 
 pytestmark = pytest.mark.rule("4.9")
@@ -250,3 +250,9 @@ def test_hint_is_added_to_words_that_are_not_in_the_protocols_shape() -> None:
     assert (json.loads(body)["error"], said) == ("Not Found (it has none)", "Not Found (it has none)")
     text = b'{"error": "no such model"}'
     assert error_body(text, 404, "", hint=" (it has none)") == (text, "no such model")
+
+
+@pytest.mark.parametrize("text", [b'{"error": {"code": 3}, "trace": ["a"]}', b"<h1>Oops</h1>", b'{"detail": "no"}'])
+def test_other_words_take_the_place_of_those_of_a_body(text: bytes) -> None:
+    body, said = error_body(text, 500, "Oops")
+    assert json.loads(reworded(body, f"row 3: {said}")) == {**json.loads(body), "error": f"row 3: {said}"}
