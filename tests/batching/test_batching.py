@@ -421,6 +421,35 @@ async def test_a_model_whose_batches_alone_cannot_be_read_is_batched_no_more(cap
     assert len([line for line in caplog.messages if "batched no more" in line]) == 1
 
 
+FIXED = f"""
+{ON}
+dialect: template
+models:
+  m:
+    inputs: {{x: {{datatype: FP32, shape: [1, 4]}}}}
+    outputs: {{y: {{datatype: FP32, shape: [1, 4]}}}}
+    request: {{path: /v2/models/m/infer, body: {{inputs: [{{shape: {{$shape: x}}, data: $x}}]}}}}
+    answer: {{y: "$.outputs[0].data"}}
+"""
+
+
+async def test_a_model_whose_file_states_another_number_of_rows_is_batched_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two requests of one row are refused as one of two rows: each goes alone, and none waits for others again."""
+
+    def one_row(request: dict[str, Any]) -> dict[str, Any]:
+        return {"outputs": [{"data": [[value * 2 for value in row] for row in request["inputs"][0]["data"]]}]}
+
+    async with serving(one_row) as server, running(server.url, backend=FIXED) as client:
+        for _ in range(2):
+            replies = await together(server, client, *[lambda value=value: ask(client, value) for value in range(4)])
+            assert [values(reply)[0] for reply in replies] == [0, 2, 4, 6]
+        assert server.rows == [1] * 8
+    (line,) = [line for line in caplog.messages if "batched no more" in line]
+    assert "model 'm' takes the shape [1, 4], got [3, 4]" in line
+
+
 async def test_two_batches_at_once_that_cannot_be_divided(caplog: pytest.LogCaptureFixture) -> None:
     def single(request: dict[str, Any]) -> dict[str, Any]:
         return doubled(request) | ({"strange": 1} if request["inputs"][0]["shape"][0] > 1 else {})
