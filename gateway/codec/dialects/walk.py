@@ -14,6 +14,7 @@ members with one name the last wins (protocol 1.6): whenever a value on a path b
 forgotten.
 """
 
+import json
 import math
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
@@ -164,7 +165,7 @@ class Walk:
         if text is None or not is_same_value(document_of(text), expected):
             said = "nothing" if text is None else shown(text)
             words = self._reason() or f"it has {said} at {path}"
-            raise FailedAnswerError(f"{words} (`success` in {SETTING} expects {expected!r} at {path})")
+            raise FailedAnswerError(f"{words} (`success` in {SETTING} expects {json.dumps(expected)} at {path})")
 
     @property
     def _has_error(self) -> bool:
@@ -319,13 +320,15 @@ class Walk:
 
         if node.code == OBJECT:
             yield from read_members(text, read_run, lambda name: self._entry(node, name, text, there))
+            has = f"has the members {listed(there)}" if there else "has no members"
         else:
             yield from read_items(text, parse_list, read_run, lambda: self._entry(node, next(indexes), text, there))
-            self._check_items(node, next(indexes))
+            n_items = next(indexes)
+            self._check_items(node, n_items)
+            has = f"is a list of {n_items}"
         lost = [inner for key, inner in node.inside.items() if key not in there and inner.outputs]
         if lost:
-            has = f"has the members {listed(there)}" if there else "has no members"
-            self._note(lost, f"{node.path} {has if node.code == OBJECT else f'is a list of {len(there)}'}")
+            self._note(lost, f"{node.path} {has}")
 
     def _check_items(self, node: Node, n_items: int) -> None:
         """Raise `CodecError` if a list of *n_items* has other items than those on paths, so that values are lost."""
@@ -347,7 +350,7 @@ class Walk:
     def _entry(self, node: Node, key: Key, text: Text, there: dict[Key, None]) -> Reading[None]:
         """Read the value of *key* in an object or a list, and add a key that an error may name to *there*."""
         inner = Node("", str(key), outputs={str(key): ""}) if node.has_names else node.inside.get(key)
-        if len(there) < MAX_NAMED or key in node.inside or node.code == ARRAY:
+        if len(there) < MAX_NAMED or key in node.inside:
             there[key] = None
         if key in WORD_MEMBERS and isinstance(text, bytes) and (inner is None or not inner.outputs):
             self._words[str(key)] = text
