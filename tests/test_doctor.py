@@ -128,7 +128,7 @@ async def silent(connection: Connection) -> None:
         (answering(b"{}", "401 Unauthorized"), "it needs credentials (401): give them with --header 'Authorization:"),
         (answering(b'{"type": "InvalidKeyException"}', "400 Bad Request"), 'it needs credentials (400: {"type": "Inv'),
         (answering(b"nothing", "404 Not Found"), "GET /v2 got 404 Not Found"),
-        (answering(b'{"data": []}'), "it is no server that the gateway can stand in front of"),
+        (answering(b'{"data": []}'), "If it takes JSON in a POST, this command writes a description of it"),
         (answering(b"No required SSL certificate was sent", "400 Bad Request"), "since it wants a client certificate"),
     ],
 )

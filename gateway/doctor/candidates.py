@@ -1,0 +1,262 @@
+"""What of a server's request clients decide: inputs and constants, from one or more samples.
+
+From one sample it cannot be known. So every text, number and list is a candidate: lists become inputs, and so does what
+looks like the client's. Every other value is a constant that is named, with the lines that make an input of it. Of
+several samples, what differs is an input, and what does not is a constant. Not here: asking the server.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from gateway.doctor.filling import MISSING, Place, escaped, names_in, path_of
+from gateway.doctor.member_names import CLIENTS, COLUMN_NAMES, OPTION_GROUPS, OPTIONS, RESERVED
+from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, shape_of, tensor_of
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value that is the same in every request."""
+
+    place: Place
+    value: Any
+    why: str
+    """Why it is no input; empty if only the user can know."""
+    is_candidate: bool
+    """Whether it could be an input."""
+
+
+@dataclass
+class Candidates:
+    """The inputs and constants of *documents*, which are samples of what one server takes.
+
+    Raises `UnreadableError` for values that no datatype holds.
+    """
+
+    documents: Sequence[Any]
+    only: str
+    """What the whole document is called, where it is one tensor."""
+    samples: list[dict[str, Tensor]] = field(init=False)
+    """Of each sample its inputs by name; without those that it does not have."""
+    places: dict[str, Place] = field(default_factory=dict)
+    """Where each input stands; `[*]` where it is a column of records."""
+    rows_at: dict[str, Place] = field(default_factory=dict)
+    """The list of records in which an input stands, for those that stand in one."""
+    constants: list[Constant] = field(default_factory=list)
+    obvious: dict[str, str] = field(default_factory=dict)
+    """Inputs that were made of a single value because of their names, and how these read."""
+    differing: list[str] = field(default_factory=list)
+    """Paths of what differs from row to row, or from sample to sample, and cannot be an input."""
+    body: Any = field(init=False)
+    """The template: the document with `$NAME` in place of its inputs."""
+
+    def __post_init__(self) -> None:
+        self.samples = [{} for _ in self.documents]
+        self._differ = any(document != self.documents[0] for document in self.documents)
+        self._has_lists = any(_has_lists(document) for document in self.documents)
+        self._ignores_options = False
+        self.body = self._read([[document] for document in self.documents], (), None)
+        if not self.places and not self._differ:  # what looks like options is all that there is
+            self._ignores_options = True
+            self.constants.clear()
+            self.differing.clear()
+            self.body = self._read([[document] for document in self.documents], (), None)
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The inputs with the values of the first sample; of those that it does not have, of the first that does."""
+        return {name: next(each[name] for each in self.samples if name in each) for name in self.places}
+
+    @property
+    def optional(self) -> list[str]:
+        """Inputs that some samples do not have."""
+        return [name for name in self.places if any(name not in each for each in self.samples)]
+
+    # reading: *cells* are, for each sample, the values at a place: one, or inside of records that of each row
+
+    def _read(self, cells: list[list[Any]], place: Place, rows_at: Place | None, columns: Sequence[str] = ()) -> Any:
+        there = [value for value in chain.from_iterable(cells) if value is not MISSING]
+        if all(isinstance(value, dict) for value in there) and there:
+            return self._object(cells, place, rows_at)
+        is_input = self._is_input(cells, place, rows_at)
+        if rows_at is None and all(isinstance(value, list) for value in there):
+            items = list(chain.from_iterable(there))
+            if items and all(isinstance(value, dict) for value in items):
+                return self._records(cells, place)
+            if is_input and (n_columns := _n_columns(there, is_named=bool(columns))):
+                return self._table(cells, place, n_columns, columns)
+        if is_input and (name := self._input(cells, place, rows_at)):
+            return f"${name}"
+        return self._constant(cells, place, rows_at)
+
+    def _object(self, cells: list[list[Any]], place: Place, rows_at: Place | None) -> Any:
+        objects = [value for value in chain.from_iterable(cells) if value is not MISSING]
+        names = list(dict.fromkeys(name for each in objects for name in each))
+        if rows_at is not None and any(each.keys() != objects[0].keys() for each in objects):
+            return self._constant(cells, place, rows_at)
+        columns = next((value for name in names if (value := _columns_named(name, objects[0]))), ())
+        body = {}
+        for name in names:
+            inside = [[MISSING if each is MISSING else each.get(name, MISSING) for each in cell] for cell in cells]
+            is_header = bool(columns) and objects[0].get(name) == columns
+            if is_header and all(cell[0] == columns for cell in inside if rows_at is None):
+                self._note(columns, (*place, name), "the names of the columns, after which the inputs are called")
+                body[escaped(name)] = escaped(columns)
+            else:
+                body[escaped(name)] = self._read(inside, (*place, name), rows_at, columns)
+        return body
+
+    def _records(self, cells: list[list[Any]], place: Place) -> Any:
+        """What stands for a list of objects: `$each` if there are inputs in it, else the list as it is."""
+        before = len(self.places), len(self.constants), len(self.differing)
+        rows = [[] if cell[0] is MISSING else cell[0] for cell in cells]
+        item = self._read(rows, (*place, None), place)
+        if names_in(item):
+            return {"$each": item}
+        del self.constants[before[1] :], self.differing[before[2] :]
+        return self._constant(cells, place, None)
+
+    def _table(self, cells: list[list[Any]], place: Place, n_columns: int, columns: Sequence[str]) -> Any:
+        """What stands for lists of lists whose columns have several kinds of values."""
+        names = columns if len(columns) == n_columns else [f"c{index}" for index in range(n_columns)]
+        item = []
+        for index, name in enumerate(names):
+            column = [[row[index] for row in cell[0]] if cell[0] is not MISSING else [] for cell in cells]
+            item.append(self._read_column(column, (*place, None, index), place, name))
+        return {"$each": item} if names_in(item) else self._constant(cells, place, None)
+
+    def _read_column(self, cells: list[list[Any]], place: Place, rows_at: Place, name: str) -> Any:
+        if self._is_input(cells, place, rows_at) and (found := self._input(cells, place, rows_at, name)):
+            return f"${found}"
+        return self._constant(cells, place, rows_at)
+
+    def _is_input(self, cells: list[list[Any]], place: Place, rows_at: Place | None) -> bool:
+        """Whether the value at *place* is taken for an input, if it can be one."""
+        values = [value for value in chain.from_iterable(cells) if value is not MISSING]
+        if self._differ:
+            is_everywhere = len(values) == sum(map(len, cells))
+            return not is_everywhere or any(value != values[0] for value in values)
+        if rows_at is not None:
+            return True
+        if _is_option(place) and not self._ignores_options:
+            return False
+        if isinstance(values[0], list):
+            return True
+        if _is_clients(place) and isinstance(values[0], str):
+            return True
+        return not self._has_lists  # without lists the document is one row, and every value may be the client's
+
+    def _input(self, cells: list[list[Any]], place: Place, rows_at: Place | None, name: str = "") -> str:
+        """Make an input of *cells*, and return its name; empty if they form no tensor."""
+        data = [(cell or MISSING) if rows_at is not None else cell[0] for cell in cells]
+        there = [each for each in data if each is not MISSING]
+        if not there or any(value is None for cell in cells for value in cell):
+            return ""
+        shapes = [shape_of(each) for each in there]
+        if any(shape is None or len(shape) != len(shapes[0] or ()) or 0 in shape for shape in shapes):
+            return ""
+        datatype = likely_datatype([value for each in there for value in flat(each)])
+        if not datatype:
+            return ""
+        name = self._name(name, place)
+        for sample, each in zip(self.samples, data, strict=True):
+            if each is not MISSING:
+                sample[name] = tensor_of(name, datatype, each)
+        self.places[name] = place
+        if rows_at is not None:
+            self.rows_at[name] = rows_at
+        elif isinstance(there[0], str) and self._has_lists and not self._differ:
+            self.obvious[name] = f"{path_of(place)} is a text, and its name says that it is the client's"
+        return name
+
+    def _name(self, name: str, place: Place) -> str:
+        names = [step.lstrip("$") for step in place if isinstance(step, str)]
+        taken = {*RESERVED, *self.places, ""}
+        choices = [name.lstrip("$"), names[-1] if names else "", "_".join(names)]
+        if not names and not name:
+            choices = [self.only]
+        found = next((each for each in choices if each not in taken), "")
+        return found or f"{next(filter(None, choices), self.only)}_{len(self.places)}"
+
+    def _constant(self, cells: list[list[Any]], place: Place, rows_at: Place | None) -> Any:
+        """What stands for a value that is no input: that of the first row of the first sample."""
+        values = [value for value in chain.from_iterable(cells) if value is not MISSING]
+        if not values:
+            return None
+        first, why = values[0], ""
+        if any(value != first for value in values):
+            self.differing.append(path_of(place))
+            why = "it differs, and forms no tensor"
+        elif self._differ:
+            why = f"the same in all {len(self.documents)} samples"
+        elif isinstance(first, (dict, list)) and not _is_option(place):
+            why = _why_no_tensor(first)
+        self._note(first, place, why)
+        return escaped(first)
+
+    def _note(self, value: Any, place: Place, why: str) -> None:
+        is_candidate = value is not None and not isinstance(value, dict)
+        if is_candidate and isinstance(value, list):
+            try:
+                is_candidate = bool(flat(value)) and shape_of(value) is not None and None not in value
+            except UnreadableError:
+                is_candidate = False
+        self.constants.append(Constant(place, value, why, is_candidate and "names of the columns" not in why))
+
+
+def _has_lists(value: Any, place: Place = ()) -> bool:
+    """Whether there is a list in *value* that may be data."""
+    if isinstance(value, dict):
+        return any(_has_lists(item, (*place, name)) for name, item in value.items())
+    return isinstance(value, list) and bool(value) and not _is_option(place)
+
+
+def _named(place: Place) -> Iterator[str]:
+    return (step.lower() for step in place if isinstance(step, str))
+
+
+def _is_option(place: Place) -> bool:
+    *groups, name = ["", *_named(place)]
+    return name in OPTIONS or any(group in OPTION_GROUPS for group in groups)
+
+
+def _is_clients(place: Place) -> bool:
+    return not _is_option(place) and [*_named(place)][-1:] != [] and [*_named(place)][-1] in CLIENTS
+
+
+def _columns_named(name: str, members: dict[str, Any]) -> list[str]:
+    """The list of the columns' names that the member *name* has, of a table beside it; empty if it has none."""
+    value = members[name]
+    if name.lower() not in COLUMN_NAMES or not isinstance(value, list) or not value:
+        return []
+    if not all(isinstance(each, str) and each for each in value) or len(set(value)) < len(value):
+        return []
+    tables = [item for other, item in members.items() if other != name and isinstance(item, list)]
+    is_beside = any(item and all(isinstance(row, list) and len(row) == len(value) for row in item) for item in tables)
+    return value if is_beside else []
+
+
+def _n_columns(tables: list[Any], *, is_named: bool) -> int:
+    """How many columns *tables* have, lists of lists with one kind of values in each column, and several in all.
+
+    Where the columns have names, integers beside numbers with a point are another kind. 0: that is not what they are.
+    """
+    rows = [row for table in tables for row in table]
+    if not rows or not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows) or not rows[0]:
+        return 0
+    kinds = [likely_datatype([row[index] for row in rows]) for index in range(len(rows[0]))]
+    if not all(kinds):
+        return 0
+    if set(kinds) <= {"INT64", "FP64", "UINT64"} and not is_named:
+        return 0
+    return len(kinds) if len(set(kinds)) > 1 else 0
+
+
+def _why_no_tensor(value: Any) -> str:
+    if isinstance(value, dict) or not value:
+        return "it is empty" if not value else "it is an object"
+    if any(isinstance(item, dict) for item in value):
+        return "its rows have different members"
+    lengths = {len(item) if isinstance(item, list) else None for item in value}
+    return "its lists have different lengths" if len(lengths) > 1 else "it has values of several kinds"
