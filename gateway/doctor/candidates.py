@@ -227,7 +227,7 @@ def _is_clients(place: Place) -> bool:
 
 def _columns_named(name: str, members: dict[str, Any]) -> list[str]:
     """The list of the columns' names that the member *name* has, of a table beside it; empty if it has none."""
-    value = members[name]
+    value = members.get(name)
     if name.lower() not in COLUMN_NAMES or not isinstance(value, list) or not value:
         return []
     if not all(isinstance(each, str) and each for each in value) or len(set(value)) < len(value):

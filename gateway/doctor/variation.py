@@ -59,7 +59,9 @@ def changed(tensor: Tensor) -> Iterator[Tensor]:
     if turned != values:  # values that the sample has, for servers that know no others
         yield like(turned)
     if kind is Kind.BYTES:
-        yield like([value[:1] or "a" for value in values])
+        shorter = [value[:1] or "a" for value in values]
+        if shorter != values:
+            yield like(shorter)
     if kind is Kind.INTEGER:
         fewer = [max(value - 1, 0) for value in values]
         if fewer != values:
