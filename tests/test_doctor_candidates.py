@@ -160,7 +160,8 @@ def test_any_document_is_a_template_that_loads(document: Any) -> None:
         ([{"y": [["a", 0.5], ["b", 0.25]]}], {"y_0": "$.y[*][0]", "y_1": "$.y[*][1]"}, {}),
         ([["a", 0.5]], {"output_0": "$[0]", "output_1": "$[1]"}, {}),
         ([{"y": [[1], [1, 2]]}], {}, {"$.y": "its lists have different lengths"}),
-        ([{"y": [1, "a", 2], "z": 1}, {"y": [1, "a"], "z": 2}], {"z": "$.z"}, {"$.y": "it has values of several kinds"}),
+        ([{"y": [1, "a", 2], "z": 1}, {"y": [1, "a"], "z": 2}], {"z": "$.z"},
+         {"$.y": "it has values of several kinds"}),
         ([{"r": [{"cat": 0.5}, {"dog": 0.5}]}], {}, {"$.r[*]": "the names of its members are data"}),
         ([{"y": [], "x": 1}], {"x": "$.x"}, {"$.y": "it is empty in all tries"}),
         ([{"y": None, "x": 1}], {"x": "$.x"}, {"$.y": "it is null in all tries"}),
@@ -230,7 +231,7 @@ def test_a_number_with_a_point_is_fp64_though_fp32_would_hold_it() -> None:
     "data", [[[0.5, 1.5], [0.25, 0.125]], [[1, 2], [3, 4]], ["a", "b"], [True, False], "text", 3, 0.5, [2**63 - 1]]
 )
 def test_other_values_have_the_same_shape_and_are_others(data: Any) -> None:
-    tensor = tensor_of("x", likely_datatype([*Candidates([data], "x").inputs.values()][0].values), data)
+    (tensor,) = Candidates([data], "x").inputs.values()
     others = list(changed(tensor))
     assert others
     for other in others:

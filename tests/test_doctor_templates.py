@@ -1,4 +1,4 @@
-"""The doctor before servers that speak no protocol: `--path` and `--sample`. The servers are strict, and real sockets."""
+"""The doctor before servers that speak no protocol: `--path` and `--sample`. The servers are strict."""
 
 import json
 import random
@@ -83,7 +83,7 @@ def declared(found: Examined, side: str) -> dict[str, str]:
     return {name: f"{each['datatype']} {each['shape']}".replace("'", "") for name, each in tensors.items()}
 
 
-async def infer(found: Examined, answer: Callable[[Any], Any], **inputs: tuple[str, list[int], list[Any]]) -> Any:
+async def infer(found: Examined, answer: Callable[[Any], Any], **inputs: tuple[str, list[int], Any]) -> Any:
     """The outputs for *inputs*, of a gateway with the file that was *found*; a text if it refuses them."""
     async with (
         legacy(answer=answer) as url,
@@ -176,7 +176,7 @@ async def test_a_query_beside_texts_is_an_input_and_a_sorted_answer_gets_its_ord
     assert list(model_of(found)["outputs"]) == ["score"]
     assert any("$.results[*].index is no output: it is the number of each row" in n for n in found.findings("note"))
     assert agrees(found), found.printed
-    sent = {"query": ("BYTES", [], ["ab"]), "texts": ("BYTES", [3], ["x", "ab", "b"])}
+    sent: dict[str, Any] = {"query": ("BYTES", [], ["ab"]), "texts": ("BYTES", [3], ["x", "ab", "b"])}
     outputs = await infer(found, ranker, **sent)
     assert outputs == {"score": [likeness("ab", text) for text in ("x", "ab", "b")]}
 
@@ -303,7 +303,7 @@ async def test_a_list_of_one_record_is_a_request_for_each_row(tmp_path: Path) ->
     assert model_of(found)["request"]["body"] == {"rows": [{"age": "$age", "plan": "$plan"}]}
     assert declared(found, "inputs") == {"age": "FP64 [n]", "plan": "BYTES [n]"}
     assert agrees(found), found.printed
-    sent = {"age": ("FP64", [2], [7, 14]), "plan": ("BYTES", [2], ["a", "bb"])}
+    sent: dict[str, Any] = {"age": ("FP64", [2], [7, 14]), "plan": ("BYTES", [2], ["a", "bb"])}
     assert await infer(found, one_record, **sent) == {"score": [2.0, 4.0]}
 
 
@@ -448,7 +448,7 @@ async def test_every_scalar_beside_lists_is_a_question_whose_lines_make_an_input
     model["inputs"]["user"] = {"datatype": "BYTES", "shape": []}
     model["request"] |= yaml.safe_load(line)
     pasted = found._replace(printed=f"A configuration for it\n{yaml.safe_dump(as_file(backend))}")
-    sent = {"x": ("FP64", [1], [1.5]), "user": ("BYTES", [], ["longer"])}
+    sent: dict[str, Any] = {"x": ("FP64", [1], [1.5]), "user": ("BYTES", [], ["longer"])}
     assert await infer(pasted, greeting, **sent) == {"y": [10.5]}
 
 

@@ -72,19 +72,16 @@ class Answers:
     def _read(self, values: list[Any], place: Place) -> None:
         """Read the *values* that stand at *place*, in all answers and all items of lists."""
         there = [value for value in values if value is not MISSING and value is not None]
+        kinds = set(map(type, there))
         if not there:
             self._leave(place, "it is null in all tries")
-        elif len(there) < len(values) and not all(type(each) in (int, float) for each in there):
-            what = "missing" if MISSING in values else "null"
-            hint = ""
-            if what == "null" and all(isinstance(each, str) for each in there):
-                hint = '; `missing: ""` of an output says what null becomes'
-            self._leave(place, f"it is {what} in some tries or rows{hint}")
-        elif all(isinstance(each, dict) for each in there):
+        elif len(there) < len(values) and not kinds <= {int, float}:
+            self._leave(place, _why_incomplete(values, is_text=kinds == {str}))
+        elif kinds == {dict}:
             self._read_objects(there, place)
-        elif all(isinstance(each, list) for each in there):
+        elif kinds == {list}:
             self._read_lists(there, place)
-        elif any(isinstance(each, (dict, list)) for each in there):
+        elif kinds & {dict, list}:
             self._leave(place, f"it has values of several kinds ({PYTHON})")
         else:
             self._take(place)
@@ -120,26 +117,16 @@ class Answers:
         if MISSING in values:
             self._leave(place, "it is missing in some tries")
             return
-        shapes = [shape_of(value) for value in values]
-        everything = [each for value in values for each in flat(value)]
-        if any(shape is None for shape in shapes):
-            kinds = {type(each) for value in values for each in _leaves(value)}
-            is_mixed = len(kinds - {int, float}) + bool(kinds & {int, float}) > 1
-            why = "it has values of several kinds" if is_mixed else "its lists have different lengths"
+        shapes = tuple(shape for shape in map(shape_of, values) if shape is not None)
+        if why := _why_no_tensor(values, shapes):
             self._leave(place, f"{why} ({PYTHON})")
             return
-        if len({len(shape or ()) for shape in shapes}) > 1:
-            self._leave(place, f"it is nested more deeply in some tries than in others ({PYTHON})")
-            return
-        if everything and all(_is_json(each) for each in everything):
-            self._leave(place, f"it is JSON inside of a text ({PYTHON})")
-            return
         name = self._name(place)
-        datatype = self._known.get(name) or likely_datatype(everything)
-        if not datatype:
+        datatype = self._known.get(name) or likely_datatype([each for value in values for each in flat(value)])
+        if datatype:
+            self.found[name] = Found(name, place, tuple(values), datatype, shapes)
+        else:
             self._leave(place, f"it has values of several kinds in different tries ({PYTHON})")
-            return
-        self.found[name] = Found(name, place, tuple(values), datatype, tuple(shape or () for shape in shapes))
 
     def _name(self, place: Place) -> str:
         names = [step.lstrip("$") for step in place if isinstance(step, str)]
@@ -153,6 +140,24 @@ class Answers:
 
     def _leave(self, place: Place, why: str) -> None:
         self.left.append(Left(path_of(place), why))
+
+
+def _why_incomplete(values: list[Any], *, is_text: bool) -> str:
+    if MISSING in values:
+        return "it is missing in some tries or rows"
+    hint = '; `missing: ""` of an output says what null becomes' if is_text else ""
+    return f"it is null in some tries or rows{hint}"
+
+
+def _why_no_tensor(values: list[Any], shapes: Sequence[tuple[int, ...]]) -> str:
+    """Why *values* of answers are no output, of which those that form a tensor have *shapes*; empty if they are."""
+    if len(shapes) < len(values):
+        kinds = {float if type(each) is int else type(each) for value in values for each in _leaves(value)}
+        return "it has values of several kinds" if len(kinds) > 1 else "its lists have different lengths"
+    if len(set(map(len, shapes))) > 1:
+        return "it is nested more deeply in some tries than in others"
+    everything = [each for value in values for each in flat(value)]
+    return "it is JSON inside of a text" if everything and all(map(_is_json, everything)) else ""
 
 
 def _has_objects(items: list[Any]) -> bool:

@@ -14,6 +14,8 @@ from gateway.doctor.filling import MISSING, Place, escaped, names_in, path_of
 from gateway.doctor.member_names import CLIENTS, COLUMN_NAMES, OPTION_GROUPS, OPTIONS, RESERVED
 from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, shape_of, tensor_of
 
+_HEADER = "the names of the columns, after which the inputs are called"
+
 
 @dataclass(frozen=True)
 class Constant:
@@ -76,13 +78,13 @@ class Candidates:
     # reading: *cells* are, for each sample, the values at a place: one, or inside of records that of each row
 
     def _read(self, cells: list[list[Any]], place: Place, rows_at: Place | None, columns: Sequence[str] = ()) -> Any:
-        there = [value for value in chain.from_iterable(cells) if value is not MISSING]
-        if all(isinstance(value, dict) for value in there) and there:
+        there = _there(cells)
+        kinds = set(map(type, there))
+        if kinds == {dict}:
             return self._object(cells, place, rows_at)
         is_input = self._is_input(cells, place, rows_at)
-        if rows_at is None and all(isinstance(value, list) for value in there):
-            items = list(chain.from_iterable(there))
-            if items and all(isinstance(value, dict) for value in items):
+        if rows_at is None and kinds == {list}:
+            if set(map(type, chain.from_iterable(there))) == {dict}:
                 return self._records(cells, place)
             if is_input and (n_columns := _n_columns(there, is_named=bool(columns))):
                 return self._table(cells, place, n_columns, columns)
@@ -91,19 +93,17 @@ class Candidates:
         return self._constant(cells, place, rows_at)
 
     def _object(self, cells: list[list[Any]], place: Place, rows_at: Place | None) -> Any:
-        objects = [value for value in chain.from_iterable(cells) if value is not MISSING]
-        names = list(dict.fromkeys(name for each in objects for name in each))
+        objects = _there(cells)
         if rows_at is not None and any(each.keys() != objects[0].keys() for each in objects):
             return self._constant(cells, place, rows_at)
-        columns = next((value for name in names if (value := _columns_named(name, objects[0]))), ())
+        header, columns = _header(objects) if rows_at is None else ("", [])
         body = {}
-        for name in names:
-            inside = [[MISSING if each is MISSING else each.get(name, MISSING) for each in cell] for cell in cells]
-            is_header = bool(columns) and objects[0].get(name) == columns
-            if is_header and all(cell[0] == columns for cell in inside if rows_at is None):
-                self._note(columns, (*place, name), "the names of the columns, after which the inputs are called")
+        for name in dict.fromkeys(name for each in objects for name in each):
+            if columns and name == header:
+                self._note(columns, (*place, name), _HEADER)
                 body[escaped(name)] = escaped(columns)
             else:
+                inside = [[MISSING if each is MISSING else each.get(name, MISSING) for each in cell] for cell in cells]
                 body[escaped(name)] = self._read(inside, (*place, name), rows_at, columns)
         return body
 
@@ -133,7 +133,7 @@ class Candidates:
 
     def _is_input(self, cells: list[list[Any]], place: Place, rows_at: Place | None) -> bool:
         """Whether the value at *place* is taken for an input, if it can be one."""
-        values = [value for value in chain.from_iterable(cells) if value is not MISSING]
+        values = _there(cells)
         if self._differ:
             is_everywhere = len(values) == sum(map(len, cells))
             return not is_everywhere or any(value != values[0] for value in values)
@@ -151,24 +151,23 @@ class Candidates:
         """Make an input of *cells*, and return its name; empty if they form no tensor."""
         data = [(cell or MISSING) if rows_at is not None else cell[0] for cell in cells]
         there = [each for each in data if each is not MISSING]
-        if not there or any(value is None for cell in cells for value in cell):
-            return ""
-        shapes = [shape_of(each) for each in there]
-        if any(shape is None or len(shape) != len(shapes[0] or ()) or 0 in shape for shape in shapes):
-            return ""
-        datatype = likely_datatype([value for each in there for value in flat(each)])
-        if not datatype:
+        if any(value is None for cell in cells for value in cell) or not (datatype := _datatype_of(there)):
             return ""
         name = self._name(name, place)
         for sample, each in zip(self.samples, data, strict=True):
             if each is not MISSING:
                 sample[name] = tensor_of(name, datatype, each)
         self.places[name] = place
+        self._explain(name, there[0], rows_at)
+        return name
+
+    def _explain(self, name: str, value: Any, rows_at: Place | None) -> None:
+        """Note where the input *name* has its rows, or why its *value*, which has none, is an input."""
         if rows_at is not None:
             self.rows_at[name] = rows_at
-        elif isinstance(there[0], str) and self._has_lists and not self._differ:
-            self.obvious[name] = f"{path_of(place)} is a text, and its name says that it is the client's"
-        return name
+        elif isinstance(value, str) and self._has_lists and not self._differ:
+            path = path_of(self.places[name])
+            self.obvious[name] = f"{path} is a text, and its name says that it is the client's"
 
     def _name(self, name: str, place: Place) -> str:
         names = [step.lstrip("$") for step in place if isinstance(step, str)]
@@ -181,7 +180,7 @@ class Candidates:
 
     def _constant(self, cells: list[list[Any]], place: Place, rows_at: Place | None) -> Any:
         """What stands for a value that is no input: that of the first row of the first sample."""
-        values = [value for value in chain.from_iterable(cells) if value is not MISSING]
+        values = _there(cells)
         if not values:
             return None
         first, why = values[0], ""
@@ -202,7 +201,7 @@ class Candidates:
                 is_candidate = bool(flat(value)) and shape_of(value) is not None and None not in value
             except UnreadableError:
                 is_candidate = False
-        self.constants.append(Constant(place, value, why, is_candidate and "names of the columns" not in why))
+        self.constants.append(Constant(place, value, why, is_candidate and why != _HEADER))
 
 
 def _has_lists(value: Any, place: Place = ()) -> bool:
@@ -225,16 +224,40 @@ def _is_clients(place: Place) -> bool:
     return not _is_option(place) and [*_named(place)][-1:] != [] and [*_named(place)][-1] in CLIENTS
 
 
-def _columns_named(name: str, members: dict[str, Any]) -> list[str]:
-    """The list of the columns' names that the member *name* has, of a table beside it; empty if it has none."""
-    value = members.get(name)
-    if name.lower() not in COLUMN_NAMES or not isinstance(value, list) or not value:
-        return []
-    if not all(isinstance(each, str) and each for each in value) or len(set(value)) < len(value):
-        return []
-    tables = [item for other, item in members.items() if other != name and isinstance(item, list)]
-    is_beside = any(item and all(isinstance(row, list) and len(row) == len(value) for row in item) for item in tables)
-    return value if is_beside else []
+def _there(cells: list[list[Any]]) -> list[Any]:
+    """The values in *cells* that are not missing."""
+    return [value for value in chain.from_iterable(cells) if value is not MISSING]
+
+
+def _datatype_of(tensors: list[Any]) -> str:
+    """A datatype for all *tensors*, nested lists with the same number of dimensions; empty if they are no such."""
+    shapes = [shape_of(each) for each in tensors]
+    ranks = {-1 if shape is None or 0 in shape else len(shape) for shape in shapes}
+    if len(ranks) != 1 or ranks == {-1}:
+        return ""
+    return likely_datatype([value for each in tensors for value in flat(each)])
+
+
+def _header(objects: list[dict[str, Any]]) -> tuple[str, list[str]]:
+    """The member with the names of a table's columns, the same in all *objects*, and the names; empty without one."""
+    for name, value in objects[0].items():
+        is_header = name.lower() in COLUMN_NAMES and _are_names(value)
+        if is_header and _has_table(objects[0], len(value)) and all(each.get(name) == value for each in objects):
+            return name, value
+    return "", []
+
+
+def _are_names(value: Any) -> bool:
+    """Whether *value* is a list of different texts, none of which is empty."""
+    if not isinstance(value, list) or not value or set(map(type, value)) != {str}:
+        return False
+    return "" not in value and len(set(value)) == len(value)
+
+
+def _has_table(members: dict[str, Any], n_columns: int) -> bool:
+    """Whether a member is a list of lists with *n_columns* values each."""
+    lists = [item for item in members.values() if isinstance(item, list) and item]
+    return any(all(isinstance(row, list) and len(row) == n_columns for row in rows) for rows in lists)
 
 
 def _n_columns(tables: list[Any], *, is_named: bool) -> int:

@@ -125,37 +125,38 @@ def _judge_rows(choice: Choice, trials: Trials, answers: Answers, trial_at: dict
     """Find out whether answers have rows in the request's order, and whether a row is answered alone as in a group."""
     group, turned = (trial_at.get(what) for what in ("a group of rows", "its rows in reverse"))
     rows = [f for name, f in choice.outputs.items() if trials.follows_rows(f) and name not in choice.unstable]
-    whole = [name for name, found in choice.outputs.items() if not trials.follows_rows(found)]
+    whole = [f"`{name}`" for name, found in choice.outputs.items() if not trials.follows_rows(found)]
     if whole:
-        listed = ", ".join(f"`{name}`" for name in whole)
+        listed = ", ".join(whole)
         choice.notes.append(f"{listed}: not one for each row, but for the whole request. So leave `batch` off")
     if group is None or turned is None or not rows:
         choice.notes.append("the order of rows was not found out: leave `batch` off unless you know that they keep it")
-        return
-    if trials.n_rows_of(trials.answered[group]) < 2:
-        return
+    elif trials.n_rows_of(trials.answered[group]) > 1:
+        numbers = [found for found in answers.found.values() if trials.follows_rows(found) and _permutes(found)]
+        if _find_order(choice, rows, numbers, group, turned):
+            rows = [found for found in rows if found is not choice.order]
+            _judge_dependence(choice, trials, rows, trial_at, group)
 
-    def keep(found: Found) -> bool:
-        return is_close(choice.in_order(found, group), choice.in_order(found, turned)[::-1])
 
-    if not all(map(keep, rows)):
-        for number in answers.found.values():
-            if not (trials.follows_rows(number) and _permutes(number)):
-                continue
-            choice.order = number
-            if all(map(keep, rows)):
-                break
-            choice.order = None
-    if choice.order is not None:
-        choice.outputs.pop(choice.order.name, None)
-        rows = [found for found in rows if found is not choice.order]
-    elif not all(map(keep, rows)):
-        choice.problems.append(
-            "rows in reverse are not answered in reverse, and nothing in the answer tells which row is which: clients "
-            "get the server's order, and `batch` is unsafe, it would give clients the rows of others"
-        )
-        return
-    _judge_dependence(choice, trials, rows, trial_at, group)
+def _find_order(choice: Choice, rows: list[Found], numbers: list[Found], group: int, turned: int) -> bool:
+    """Whether *rows* are in the request's order, or in that of one of *numbers*, which becomes the choice's `order`."""
+    for number in (None, *numbers):
+        choice.order = number
+        if all(_keeps(choice, found, group, turned) for found in rows if found is not number):
+            if number is not None:
+                choice.outputs.pop(number.name, None)
+            return True
+    choice.order = None
+    choice.problems.append(
+        "rows in reverse are not answered in reverse, and nothing in the answer tells which row is which: clients get "
+        "the server's order, and `batch` is unsafe, it would give clients the rows of others"
+    )
+    return False
+
+
+def _keeps(choice: Choice, found: Found, group: int, turned: int) -> bool:
+    """Whether *found* has its rows in reverse in the answer to the rows of *group* in reverse, which is *turned*."""
+    return is_close(choice.in_order(found, group), choice.in_order(found, turned)[::-1])
 
 
 def _judge_dependence(choice: Choice, trials: Trials, rows: list[Found], trial_at: dict[str, int], group: int) -> None:

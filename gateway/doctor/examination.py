@@ -83,9 +83,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
         )
     try:
         asker, first = await _reach(endpoint, headers, report)
-        said = Said("")
-        if given.path is None:
-            said = await _recognize(asker, first, Model(model), report)
+        said = Said("") if given.path else await _recognize(asker, first, Model(model), report)
         if said.dialect:
             tried = Model(await _choose_model(asker, said.dialect, model, report))
             tried, straight = await _first_inference(url, asker, said.dialect, tried, report)
@@ -107,18 +105,23 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
         return UNUSABLE
     add_grpc(report)
     report.table("What clients can do through the gateway", report.abilities)
-    endpoint_of(url, report.settings)  # raises for a configuration that `check` would refuse
+    _print_file(url, said, report, only_yaml=only_yaml)
+    works_as_it_is = report.infers and not report.has_problem and report.settings.keys() <= {"health"}
+    return WORKS if works_as_it_is else WORKS_WITH
+
+
+def _print_file(url: str, said: Said, report: Report, *, only_yaml: bool) -> None:
+    """Print the configuration for the server at *url*. Raises `ConfigError` if `check` would refuse it."""
+    endpoint_of(url, report.settings)
     found = f"In front of {said.title or 'a server'} at {url}, as `tensor-gateway doctor` found it on "
-    listen, admin = (_address(port, url) for port in (8080, 9090))
     found += f"{datetime.now(UTC):%Y-%m-%d}"
+    listen, admin = (_address(port, url) for port in (8080, 9090))
     file = configuration(url, report.settings, report.reasons, listen, admin, found, report.remarks)
     if only_yaml:
         sys.stdout.write(file)
     else:
         report.heading("A configuration for it")
         report.block(file)
-    works_as_it_is = report.infers and not report.has_problem and report.settings.keys() <= {"health"}
-    return WORKS if works_as_it_is else WORKS_WITH
 
 
 def _meant_by(url: str, given: Given) -> tuple[str, str, Given]:

@@ -18,6 +18,9 @@ MAX_OFFERS = 20
 MAX_DEPTH = 12
 """How deep a schema is followed: it may refer to itself."""
 
+MAX_ITEMS = 4096
+"""How many items a list has at most that is made of a schema."""
+
 _IN_PAGE = re.compile(
     r"\bPOST\s+(?:to\s+)?(?:https?://[^/\s]+)?(/[\w./{}-]*[\w/}])|\baction=[\"'](/[\w./-]+)", re.ASCII
 )
@@ -130,19 +133,18 @@ def made_of(schema: Any, document: dict[str, Any], depth: int = 0) -> Any:
     schema = _resolved(schema, document)
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return MISSING
-    for given in (_example(schema), schema.get("default", MISSING), schema.get("const", MISSING)):
-        if given is not MISSING and given is not None:
-            return given
-    if isinstance(schema.get("enum"), list) and schema["enum"]:
-        return schema["enum"][0]
+    enum = schema.get("enum")
+    values = [_example(schema), schema.get("default"), schema.get("const"), *(enum if isinstance(enum, list) else ())]
     for word in ("anyOf", "oneOf"):
-        made = (made_of(each, document, depth + 1) for each in schema.get(word, ()) if isinstance(each, dict))
-        if (found := next((each for each in made if each is not MISSING and each is not None), MISSING)) is not MISSING:
-            return found
-    parts = [made_of(each, document, depth + 1) for each in schema.get("allOf", ())]
-    members = {name: item for part in parts if isinstance(part, dict) for name, item in part.items()}
-    if parts and not members:
-        return parts[0]
+        values += [made_of(each, document, depth + 1) for each in schema.get(word, ())]
+    if (value := next((each for each in values if each is not MISSING and each is not None), MISSING)) is not MISSING:
+        return value
+    members: dict[str, Any] = {}
+    for each in schema.get("allOf", ()):
+        part = made_of(each, document, depth + 1)
+        if not isinstance(part, dict):
+            return part
+        members |= part
     return _of_type(schema, document, depth, members)
 
 
@@ -151,16 +153,25 @@ def _of_type(schema: dict[str, Any], document: dict[str, Any], depth: int, membe
     kind = schema.get("type")
     if isinstance(kind, list):
         kind = next((each for each in kind if each != "null"), "null")
-    if kind == "object" or members or isinstance(schema.get("properties"), dict):
-        own = {name: made_of(each, document, depth + 1) for name, each in (schema.get("properties") or {}).items()}
+    properties = schema.get("properties")
+    if kind == "object" or members or isinstance(properties, dict):
+        own = {name: made_of(each, document, depth + 1) for name, each in (properties or {}).items()}
         return {**members, **{name: item for name, item in own.items() if item is not MISSING}}
     if kind == "array":
-        items = schema.get("prefixItems") or [schema.get("items", {})] * max(1, min(schema.get("minItems", 1), 64))
-        made = [made_of(each, document, depth + 1) for each in items]
-        return MISSING if MISSING in made else made
-    value = _BY_TYPE.get(str(kind), MISSING)
-    if kind in ("number", "integer"):
-        least, most = schema.get("minimum"), schema.get("maximum")
-        value = max(value, least) if isinstance(least, (int, float)) else value
-        value = min(value, most) if isinstance(most, (int, float)) else value
-    return value
+        return _list(schema, document, depth)
+    return _number(schema, kind) if kind in ("number", "integer") else _BY_TYPE.get(str(kind), MISSING)
+
+
+def _list(schema: dict[str, Any], document: dict[str, Any], depth: int) -> Any:
+    """A list of as few items as *schema* allows, at least one."""
+    items = schema.get("prefixItems") or [schema.get("items", {})] * max(1, min(schema.get("minItems", 1), MAX_ITEMS))
+    made = [made_of(each, document, depth + 1) for each in items]
+    return MISSING if MISSING in made else made
+
+
+def _number(schema: dict[str, Any], kind: str) -> Any:
+    """A number between `minimum` and `maximum` of *schema*."""
+    value, least, most = _BY_TYPE[kind], schema.get("minimum"), schema.get("maximum")
+    if isinstance(least, (int, float)):
+        value = max(value, least)
+    return min(value, most) if isinstance(most, (int, float)) else value

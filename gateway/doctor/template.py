@@ -221,25 +221,11 @@ class _Writing:
     # what is set
 
     def _set(self) -> None:
-        trials, choice, report = self._trials, self._choice, self._report
-        inputs = {name: self._input(name, tensor) for name, tensor in trials.candidates.inputs.items()}
-        outputs = {
-            name: {"datatype": found.datatype, "shape": self._output_shape(found)}
-            for name, found in choice.outputs.items()
-        }
-        request: dict[str, Any] = {"path": self._path, "body": trials.body}
-        if trials.mode != ALL or trials.most_rows:
-            request["rows"] = 1 if trials.mode != ALL else trials.most_rows
-        block: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "request": request}
-        block["answer"] = {name: found.path for name, found in choice.outputs.items()}
-        if choice.order is not None:
-            block["order"] = choice.order.path
-        if trials.success:
-            block["success"] = trials.success
-            paths = ", ".join(trials.success)
-            self._note(f"answers to requests that failed have another {paths}: `success` refuses them")
-        shown = ", ".join(f"{name} {each['datatype']}" for name, each in (*inputs.items(), *outputs.items()))
-        n_tries = f"{len(trials.answered)} requests"
+        """Set `dialect` and `models`, with all that was found out as comments."""
+        report, block = self._report, self._block()
+        sides = (*block["inputs"].items(), *block["outputs"].items())
+        shown = ", ".join(f"{name} {each['datatype']}" for name, each in sides)
+        n_tries = f"{len(self._trials.answered)} requests"
         report.problem(
             f"the server does not say what the model's inputs and outputs are. Guessed from {n_tries}: {shown}. Put "
             "the names, datatypes and shapes that the model has under `models`: clients have to send them, and get them"
@@ -250,11 +236,34 @@ class _Writing:
             "FP64;\na size that is no name was the same in all tries, or the server refused others"
         )
         report.set("models", {self._model: block}, why)
-        if any(tensor.datatype == "FP64" and None in tensor.values for tensor in trials.inputs.values()):
+        if any(tensor.datatype == "FP64" and None in tensor.values for tensor in self._trials.inputs.values()):
             report.advise("nonfinite", "as_null", "the sample has null among numbers, which is NaN for clients")
         if self._remarks:
             report.remarks["models"] = ["What was found out about it, and what only you can know:"]
             report.remarks["models"] += [each if each.startswith(" ") else f"- {each}" for each in self._remarks]
+
+    def _block(self) -> dict[str, Any]:
+        """The block of the model in `models`."""
+        trials, choice = self._trials, self._choice
+        request: dict[str, Any] = {"path": self._path, "body": trials.body}
+        if trials.mode != ALL or trials.most_rows:
+            request["rows"] = 1 if trials.mode != ALL else trials.most_rows
+        block: dict[str, Any] = {
+            "inputs": {name: self._input(name, tensor) for name, tensor in trials.candidates.inputs.items()},
+            "outputs": {
+                name: {"datatype": found.datatype, "shape": self._output_shape(found)}
+                for name, found in choice.outputs.items()
+            },
+            "request": request,
+            "answer": {name: found.path for name, found in choice.outputs.items()},
+        }
+        if choice.order is not None:
+            block["order"] = choice.order.path
+        if trials.success:
+            block["success"] = trials.success
+            paths = ", ".join(trials.success)
+            self._note(f"answers to requests that failed have another {paths}: `success` refuses them")
+        return block
 
     def _input(self, name: str, sample: Tensor) -> dict[str, Any]:
         trials = self._trials

@@ -168,27 +168,42 @@ class Trials:
         names = self._candidates_for_rows()
         if not names:
             return
-        n_rows = self.inputs[names[0]].shape[0]
-        trial = await self._first_answered("more rows", self._grown(names))
-        if self._follows(trial, names[0]):
+        several = await self._first_answered("more rows", self._grown(names))
+        if self._follows(several, names[0]):
             self.mode, self.of_rows = ALL, await self._independent(names)
             return
         del self.done[1:]
-        beside = [name for name in names if name not in self.candidates.rows_at]
-        for name in beside if len(names) > 1 else ():
-            if self._follows(await self._first_answered("more rows", self._grown([name])), name):
-                self.mode, self.of_rows = ALL, [name]
-                return
-            del self.done[1:]
-        is_one = n_rows == 1 or any(name in self.candidates.rows_at for name in names)
-        if not is_one and any(len(self.inputs[name].shape) > 1 for name in names):
-            alone = await self.ask("one row", self._rows(names, [0]), keep=False)
-            if alone.is_answered and not trial.is_answered and self._follows(alone, names[0]):
-                self.mode, self.of_rows, self.most_rows = ALL, names, n_rows
-                return
-            is_one = alone.is_answered and is_close(alone.answer, self.done[0].answer)
-        if is_one:
-            await self._take_one(names, trial)
+        if len(names) > 1 and await self._find_rows_in_one_of(names):
+            return
+        if await self._is_of_one(names, several):
+            await self._take_one(names, several)
+
+    async def _find_rows_in_one_of(self, names: list[str]) -> bool:
+        """Whether one of *names* alone has the rows: others were as long by chance."""
+        for name in names:
+            if name not in self.candidates.rows_at:
+                if self._follows(await self._first_answered("more rows", self._grown([name])), name):
+                    self.mode, self.of_rows = ALL, [name]
+                    return True
+                del self.done[1:]
+        return False
+
+    async def _is_of_one(self, names: list[str], several: Trial) -> bool:
+        """Whether the inputs called *names* are lists of one row; *several* is a trial with more that failed.
+
+        A list of numbers is a row itself, and so is an image. If fewer rows than the sample's are answered as such, the
+        sample has the most that the server takes.
+        """
+        n_rows = self.inputs[names[0]].shape[0]
+        if n_rows == 1 or any(name in self.candidates.rows_at for name in names):
+            return True
+        if all(len(self.inputs[name].shape) == 1 for name in names):
+            return False
+        alone = await self.ask("one row", self._rows(names, [0]), keep=False)
+        if not several.is_answered and self._follows(alone, names[0]):
+            self.mode, self.of_rows, self.most_rows = ALL, names, n_rows
+            return False
+        return alone.is_answered and is_close(alone.answer, self.done[0].answer)
 
     async def _independent(self, names: list[str]) -> list[str]:
         """Those of *names* that have the rows: others were as long by chance, and may be of another length."""

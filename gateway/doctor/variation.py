@@ -40,35 +40,34 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
 def changed(tensor: Tensor) -> Iterator[Tensor]:
     """Tensors of the same shape with other values, those first that show most; a server may refuse some."""
     values = tensor.values
+    seen = [values]
+    for others in _others(values, DATATYPES[tensor.datatype].kind):
+        if others not in seen:
+            seen.append(others)
+            yield replace(tensor, blob=blob_of(tensor.datatype, others))
 
-    def like(others: list[Any]) -> Tensor:
-        return replace(tensor, blob=blob_of(tensor.datatype, others))
 
-    others: list[Any]
-    kind = DATATYPES[tensor.datatype].kind
+def _others(values: list[Any], kind: Kind) -> Iterator[list[Any]]:
+    """Other values of *kind* than *values*."""
+    turned = [*values[1:], *values[:1]]  # values that the sample has, for servers that know no others
     if kind is Kind.BYTES:
-        others = [f"{value} and more words, {index}" for index, value in enumerate(values)]
-    elif kind is Kind.FLOAT:  # stays between 0 and 1 where all values are, and has more digits than FP32
-        others = [None if value is None else _moved(value, index) for index, value in enumerate(values)]
+        yield [f"{value} and more words, {index}" for index, value in enumerate(values)]
+        yield turned
+        yield [value[:1] or "a" for value in values]
+    elif kind is Kind.FLOAT:
+        yield [None if value is None else _moved(value, index) for index, value in enumerate(values)]
+        yield turned
     elif kind is Kind.BOOL:
-        others = [not value for value in values]
+        yield [not value for value in values]
+        yield turned
     else:
-        others = [value + 1 + index % 5 if value < 2**62 else value - 1 for index, value in enumerate(values)]
-    yield like(others)
-    turned = [*values[1:], *values[:1]]
-    if turned != values:  # values that the sample has, for servers that know no others
-        yield like(turned)
-    if kind is Kind.BYTES:
-        shorter = [value[:1] or "a" for value in values]
-        if shorter != values:
-            yield like(shorter)
-    if kind is Kind.INTEGER:
-        fewer = [max(value - 1, 0) for value in values]
-        if fewer != values:
-            yield like(fewer)
+        yield [value + 1 + index % 5 if value < 2**62 else value - 1 for index, value in enumerate(values)]
+        yield turned
+        yield [max(value - 1, 0) for value in values]
 
 
 def _moved(value: float, index: int) -> float:
+    """Another number, between 0 and 1 if *value* is, with more digits than FP32 has."""
     if not math.isfinite(value) or abs(value) > 1e100:
         return value
     return round(value * 0.5 + 0.2 + 0.0123457 * (index % 7), 7)
