@@ -9,7 +9,7 @@ from typing import Any
 from gateway.doctor.answered import Answers, Found, Left
 from gateway.doctor.filling import is_close
 from gateway.doctor.member_names import CLASSES, COUNTS, ROW_NUMBERS, STATES, TIME_ENDS, TIMES
-from gateway.doctor.trials import ALL, Trials
+from gateway.doctor.trials import AGAIN, ALL, FIRST, GROUP, LAST, TURNED, Trials
 
 
 @dataclass
@@ -39,7 +39,7 @@ def choose(trials: Trials, answers: Answers) -> Choice:
     """Choose the outputs of *answers*, which are those of *trials*."""
     choice = Choice()
     trial_at = {trial.what: index for index, trial in enumerate(trials.answered)}
-    again = trial_at.get("the same again")
+    again = trial_at.get(AGAIN)
     unstable = (
         set()
         if again is None
@@ -123,19 +123,18 @@ def _sorted(values: list[Any], numbers: list[int]) -> list[Any]:
 
 def _judge_rows(choice: Choice, trials: Trials, answers: Answers, trial_at: dict[str, int]) -> None:
     """Find out whether answers have rows in the request's order, and whether a row is answered alone as in a group."""
-    group, turned = (trial_at.get(what) for what in ("a group of rows", "its rows in reverse"))
-    rows = [f for name, f in choice.outputs.items() if trials.follows_rows(f) and name not in choice.unstable]
-    whole = [f"`{name}`" for name, found in choice.outputs.items() if not trials.follows_rows(found)]
-    if whole:
-        listed = ", ".join(whole)
+    trial_pair = [trial_at[what] for what in (GROUP, TURNED) if what in trial_at]
+    rows = [found for found in choice.outputs.values() if trials.follows_rows(found)]
+    if whole := choice.outputs.keys() - {found.name for found in rows}:
+        listed = ", ".join(f"`{name}`" for name in sorted(whole))
         choice.notes.append(f"{listed}: not one for each row, but for the whole request. So leave `batch` off")
-    if group is None or turned is None or not rows:
+    rows = [found for found in rows if found.name not in choice.unstable]
+    if len(trial_pair) < 2 or not rows:
         choice.notes.append("the order of rows was not found out: leave `batch` off unless you know that they keep it")
-    elif trials.n_rows_of(trials.answered[group]) > 1:
-        numbers = [found for found in answers.found.values() if trials.follows_rows(found) and _permutes(found)]
-        if _find_order(choice, rows, numbers, group, turned):
-            rows = [found for found in rows if found is not choice.order]
-            _judge_dependence(choice, trials, rows, trial_at, group)
+    elif trials.n_rows_of(trials.answered[trial_at[GROUP]]) > 1:
+        numbers = list(filter(_permutes, filter(trials.follows_rows, answers.found.values())))
+        if _find_order(choice, rows, numbers, *trial_pair):
+            _judge_dependence(choice, trials, rows, trial_at)
 
 
 def _find_order(choice: Choice, rows: list[Found], numbers: list[Found], group: int, turned: int) -> bool:
@@ -159,9 +158,12 @@ def _keeps(choice: Choice, found: Found, group: int, turned: int) -> bool:
     return is_close(choice.in_order(found, group), choice.in_order(found, turned)[::-1])
 
 
-def _judge_dependence(choice: Choice, trials: Trials, rows: list[Found], trial_at: dict[str, int], group: int) -> None:
+def _judge_dependence(choice: Choice, trials: Trials, rows: list[Found], trial_at: dict[str, int]) -> None:
+    """Find out whether the first and the last row alone are answered as in their group."""
+    group = trial_at[GROUP]
+    rows = [found for found in rows if found is not choice.order]
     n_rows = trials.n_rows_of(trials.answered[group])
-    for what, row in (("its first row alone", 0), ("its last row alone", n_rows - 1)):
+    for what, row in ((FIRST, 0), (LAST, n_rows - 1)):
         alone = trial_at.get(what)
         if alone is None:
             words = [trial.words for trial in trials.done if trial.what == what]

@@ -44,6 +44,10 @@ class Trial(NamedTuple):
         return self.answer is not MISSING
 
 
+AGAIN, GROUP, TURNED = "the same again", "a group of rows", "its rows in reverse"
+FIRST, LAST = "its first row alone", "its last row alone"
+"""What trials are called that others are compared with."""
+
 ALL, ONE, SINGLE = "all", "one", "single"
 """How rows are sent: all in one request, one in a list of one, or one that is not in a list."""
 
@@ -88,7 +92,7 @@ class Trials:
         await self._find_rows()
         if not self.done[0].is_answered:
             return
-        await self.ask("the same again", self.inputs)
+        await self.ask(AGAIN, self.inputs)
         await self._find_floats()
         await self._vary_values()
         await self._vary_sizes()
@@ -284,7 +288,7 @@ class Trials:
 
     @property
     def _again(self) -> list[Trial]:
-        return [trial for trial in self.done if trial.what == "the same again" and trial.is_answered]
+        return [trial for trial in self.done if trial.what == AGAIN and trial.is_answered]
 
     async def _vary_values(self) -> None:
         """Send other values for each input, the others as they are."""
@@ -332,11 +336,11 @@ class Trials:
         n_rows = max((self._n_rows(trial), index) for index, trial in enumerate(self.done) if trial.is_answered)
         group = self.done[n_rows[1]].inputs
         count = n_rows[0]
-        await self.ask("a group of rows", group)
-        await self.ask("its rows in reverse", self._rows(self.of_rows, range(count - 1, -1, -1), group))
-        await self.ask("its first row alone", self._rows(self.of_rows, [0], group))
+        await self.ask(GROUP, group)
+        await self.ask(TURNED, self._rows(self.of_rows, range(count - 1, -1, -1), group))
+        await self.ask(FIRST, self._rows(self.of_rows, [0], group))
         if count > 1:
-            await self.ask("its last row alone", self._rows(self.of_rows, [count - 1], group))
+            await self.ask(LAST, self._rows(self.of_rows, [count - 1], group))
 
     def _n_rows(self, trial: Trial) -> int:
         return trial.inputs[self.of_rows[0]].shape[0]
