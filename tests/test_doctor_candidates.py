@@ -37,8 +37,19 @@ def constants_of(found: Candidates) -> dict[str, str]:
          {"x": "$.a.x", "b_x": "$.b.x", "id_2": "$.id"}),
         ([[1, 2], [3, 4]], "$only", {"only": "$"}),
         ({"mixed": [1, "a"], "ragged": [[1], [1, 2]], "x": [1]},
-         {"mixed": [1, "a"], "ragged": [[1], [1, 2]], "x": "$x"},
-         {"x": "$.x"}),
+         {"mixed": ["$mixed_0", "$mixed_1"], "ragged": [[1], [1, 2]], "x": "$x"},
+         {"mixed_0": "$.mixed[0]", "mixed_1": "$.mixed[1]", "x": "$.x"}),
+        ({"requests": [{"parts": [{"text": "a"}]}, {"parts": [{"text": "b"}]}]},
+         {"requests": {"$each": {"parts": [{"text": "$text"}]}}}, {"text": "$.requests[*].parts[0].text"}),
+        ({"rows": [{"pair": ["a", 1]}, {"pair": ["b", 2]}]}, {"rows": {"$each": {"pair": ["$pair_0", "$pair_1"]}}},
+         {"pair_0": "$.rows[*].pair[0]", "pair_1": "$.rows[*].pair[1]"}),
+        ({"jsonrpc": "2.0", "method": "predict", "params": {"x": [[1.5]]}},
+         {"jsonrpc": "2.0", "method": "predict", "params": {"x": "$x"}}, {"x": "$.params.x"}),
+        ({"inputs": "a", "parameters": {"candidate_labels": ["b", "c"]}},
+         {"inputs": "$inputs", "parameters": {"candidate_labels": "$candidate_labels"}},
+         {"inputs": "$.inputs", "candidate_labels": "$.parameters.candidate_labels"}),
+        ({"text_1": "a", "text_2": ["b"]}, {"text_1": "$text_1", "text_2": "$text_2"},
+         {"text_1": "$.text_1", "text_2": "$.text_2"}),
         ({"rows": [{"m": {"p": 0.5}, "q": None}]}, {"rows": {"$each": {"m": {"p": "$p"}, "q": None}}},
          {"p": "$.rows[*].m.p"}),
         ({"a b": [1]}, {"a b": "$a b"}, {"a b": '$["a b"]'}),
@@ -106,13 +117,13 @@ def test_a_number_that_has_a_point_in_one_sample_is_fp64_in_all() -> None:
 
 
 def test_constants_say_why_they_are_none_and_which_of_them_could_be_inputs() -> None:
-    sample = {"x": [1.5], "user": "web", "none": None, "ragged": [[1], [1, 2]], "mixed": [1, "a"], "empty": []}
+    sample = {"x": [1.5], "user": "web", "none": None, "ragged": [[1], [1, 2]], "mixed": ["a", None], "empty": []}
     found = Candidates([sample], "only")
     assert constants_of(found) == {
         "$.user": "",
         "$.none": "",
         "$.ragged": "its lists have different lengths",
-        "$.mixed": "it has values of several kinds",
+        "$.mixed": "it has null in it",
         "$.empty": "it is empty",
     }
     assert [path_of(each.place) for each in found.constants if each.is_candidate] == ["$.user"]
@@ -163,6 +174,7 @@ def test_any_document_is_a_template_that_loads(document: Any) -> None:
         ([{"y": [1, "a", 2], "z": 1}, {"y": [1, "a"], "z": 2}], {"z": "$.z"},
          {"$.y": "it has values of several kinds"}),
         ([{"r": [{"cat": 0.5}, {"dog": 0.5}]}], {}, {"$.r[*]": "the names of its members are data"}),
+        ([{"y": {"0": 0.5}}, {"y": {"0": 0.5, "1": 1.5}}], {}, {"$.y": "the names of its members are data"}),
         ([{"y": [], "x": 1}], {"x": "$.x"}, {"$.y": "it is empty in all tries"}),
         ([{"y": None, "x": 1}], {"x": "$.x"}, {"$.y": "it is null in all tries"}),
         ([{"y": ["a", "b"]}, {"y": None}], {}, {"$.y": "it is null in some tries"}),

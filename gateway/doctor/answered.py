@@ -90,7 +90,7 @@ class Answers:
         names = list(dict.fromkeys(name for each in objects for name in each))
         if not names:
             self._leave(place, "it is an empty object")
-        elif len(objects) > 1 and not any(all(name in each for each in objects) for name in names):
+        elif _are_data(names, objects):
             self._leave(place, f"the names of its members are data, they differ ({PYTHON})")
         else:
             for name in names:
@@ -140,6 +140,15 @@ class Answers:
 
     def _leave(self, place: Place, why: str) -> None:
         self.left.append(Left(path_of(place), why))
+
+
+def _are_data(names: list[str], objects: list[dict[str, Any]]) -> bool:
+    """Whether the *names* of the members of *objects* are data: they differ, as numbers of rows and labels do."""
+    if all(each.keys() == objects[0].keys() for each in objects):
+        return False
+    common = [name for name in names if all(name in each for each in objects)]
+    kinds = {type(value) for each in objects for value in each.values()}
+    return not common or all(name.isdecimal() for name in names) or (len(kinds) == 1 and kinds <= {int, float})
 
 
 def _why_incomplete(values: list[Any], *, is_text: bool) -> str:

@@ -5,13 +5,13 @@ looks like the client's. Every other value is a constant that is named, with the
 several samples, what differs is an input, and what does not is a constant. Not here: asking the server.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 from gateway.doctor.filling import MISSING, Place, escaped, names_in, path_of
-from gateway.doctor.member_names import CLIENTS, COLUMN_NAMES, OPTION_GROUPS, OPTIONS, RESERVED
+from gateway.doctor.member_names import CHOICES, CLIENTS, CLIENTS_WORDS, COLUMN_NAMES, OPTION_GROUPS, OPTIONS, RESERVED
 from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, shape_of, tensor_of
 
 _HEADER = "the names of the columns, after which the inputs are called"
@@ -57,10 +57,15 @@ class Candidates:
         self.samples = [{} for _ in self.documents]
         self._differ = any(document != self.documents[0] for document in self.documents)
         self._has_lists = any(_has_lists(document) for document in self.documents)
-        self._ignores_options = False
+        # where what is called parameters has all lists, and no text is the client's, it has the data
+        has_data = self._has_lists or any(_has_clients(document) for document in self.documents)
+        self._ignores_options = not has_data and any(_has_lists(each, is_any=True) for each in self.documents)
+        self._has_lists = self._has_lists or self._ignores_options
         self.body = self._read([[document] for document in self.documents], (), None)
-        if not self.places and not self._differ:  # what looks like options is all that there is
-            self._ignores_options = True
+        if (
+            not self.places and not self._differ and not self._ignores_options
+        ):
+            self._ignores_options = True  # what looks like options is all that there is
             self.constants.clear()
             self.differing.clear()
             self.body = self._read([[document] for document in self.documents], (), None)
@@ -88,6 +93,8 @@ class Candidates:
                 return self._records(cells, place)
             if is_input and (n_columns := _n_columns(there, is_named=bool(columns))):
                 return self._table(cells, place, n_columns, columns)
+        if kinds == {list} and is_input and _is_tuple(there):
+            return self._tuple(cells, place, rows_at)
         if is_input and (name := self._input(cells, place, rows_at)):
             return f"${name}"
         return self._constant(cells, place, rows_at)
@@ -126,8 +133,21 @@ class Candidates:
             item.append(self._read_column(column, (*place, None, index), place, name))
         return {"$each": item} if names_in(item) else self._constant(cells, place, None)
 
-    def _read_column(self, cells: list[list[Any]], place: Place, rows_at: Place, name: str) -> Any:
-        if self._is_input(cells, place, rows_at) and (found := self._input(cells, place, rows_at, name)):
+    def _tuple(self, cells: list[list[Any]], place: Place, rows_at: Place | None) -> Any:
+        """What stands for lists of the same length whose values are of several kinds, or objects in rows."""
+        body = []
+        for index in range(len(_there(cells)[0])):
+            inside = [[MISSING if each is MISSING else each[index] for each in cell] for cell in cells]
+            kinds = set(map(type, _there(inside)))
+            read = self._read if kinds & {dict, list} else self._read_column
+            body.append(read(inside, (*place, index), rows_at))
+        return body
+
+    def _read_column(self, cells: list[list[Any]], place: Place, rows_at: Place | None, name: str = "") -> Any:
+        """What stands for *cells*, which are an input called *name* if they can be one."""
+        if self._differ and not self._is_input(cells, place, rows_at):
+            return self._constant(cells, place, rows_at)
+        if found := self._input(cells, place, rows_at, name):
             return f"${found}"
         return self._constant(cells, place, rows_at)
 
@@ -171,6 +191,8 @@ class Candidates:
 
     def _name(self, name: str, place: Place) -> str:
         names = [step.lstrip("$") for step in place if isinstance(step, str)]
+        if not name and place and isinstance(place[-1], int):
+            name = f"{names[-1] if names else self.only}_{place[-1]}"
         taken = {*RESERVED, *self.places, ""}
         choices = [name.lstrip("$"), names[-1] if names else "", "_".join(names)]
         if not names and not name:
@@ -204,24 +226,33 @@ class Candidates:
         self.constants.append(Constant(place, value, why, is_candidate and why != _HEADER))
 
 
-def _has_lists(value: Any, place: Place = ()) -> bool:
-    """Whether there is a list in *value* that may be data."""
+def _has_lists(value: Any, place: Place = (), *, is_any: bool = False) -> bool:
+    """Whether there is a list in *value* that may be data; with *is_any* also one in options."""
     if isinstance(value, dict):
-        return any(_has_lists(item, (*place, name)) for name, item in value.items())
-    return isinstance(value, list) and bool(value) and not _is_option(place)
+        return any(_has_lists(item, (*place, name), is_any=is_any) for name, item in value.items())
+    return isinstance(value, list) and bool(value) and (is_any or not _is_option(place))
 
 
-def _named(place: Place) -> Iterator[str]:
-    return (step.lower() for step in place if isinstance(step, str))
+def _has_clients(value: Any, place: Place = ()) -> bool:
+    if isinstance(value, dict):
+        return any(_has_clients(item, (*place, name)) for name, item in value.items())
+    return isinstance(value, str) and _is_clients(place)
+
+
+def _named(place: Place) -> list[str]:
+    """The names of members in *place*, in lower case."""
+    return [step.lower() for step in place if isinstance(step, str)]
 
 
 def _is_option(place: Place) -> bool:
-    *groups, name = ["", *_named(place)]
-    return name in OPTIONS or any(group in OPTION_GROUPS for group in groups)
+    *groups, name = _named(place) or [""]
+    return name not in CHOICES and (name in OPTIONS or any(group in OPTION_GROUPS for group in groups))
 
 
 def _is_clients(place: Place) -> bool:
-    return not _is_option(place) and [*_named(place)][-1:] != [] and [*_named(place)][-1] in CLIENTS
+    name = (_named(place) or [""])[-1]
+    words = name.replace("-", "_").split("_")
+    return not _is_option(place) and (name in CLIENTS or any(word in CLIENTS_WORDS for word in words))
 
 
 def _there(cells: list[list[Any]]) -> list[Any]:
@@ -236,6 +267,17 @@ def _datatype_of(tensors: list[Any]) -> str:
     if len(ranks) != 1 or ranks == {-1}:
         return ""
     return likely_datatype([value for each in tensors for value in flat(each)])
+
+
+def _is_tuple(lists: list[Any]) -> bool:
+    """Whether *lists* have the same length, and values of several kinds, or objects, which can only differ in rows."""
+    if not lists[0] or any(len(each) != len(lists[0]) for each in lists):
+        return False
+    values = [value for each in lists for value in each]
+    if any(isinstance(value, dict) for value in values):
+        return all(isinstance(value, dict) for value in values)
+    is_plain = not any(isinstance(value, list) or value is None for value in values)
+    return is_plain and any(shape_of(each) is None for each in lists)
 
 
 def _header(objects: list[dict[str, Any]]) -> tuple[str, list[str]]:
@@ -281,5 +323,7 @@ def _why_no_tensor(value: Any) -> str:
         return "it is empty" if not value else "it is an object"
     if any(isinstance(item, dict) for item in value):
         return "its rows have different members"
+    if None in value:
+        return "it has null in it"
     lengths = {len(item) if isinstance(item, list) else None for item in value}
     return "its lists have different lengths" if len(lengths) > 1 else "it has values of several kinds"

@@ -16,13 +16,19 @@ CLIENTS = _names("""
 """)
 """Members whose text is the client's."""
 
+CLIENTS_WORDS = _names("query question prompt text sentence premise hypothesis passage document utterance")
+"""Words in the names of such members, as in `text_1` and `user_prompt`."""
+
+CHOICES = _names("candidate_labels labels candidates choices classes tags")
+"""Lists of texts that are the client's, even beside options."""
+
 OPTIONS = _names("""
     model model_id model_name version stream temperature max_tokens max_length max_new_tokens min_length top_k top_p n k
     seed stop truncate truncation truncation_direction normalize normalized raw_scores return_text return_documents
     return_full_text return_all_scores threshold encoding_format dimensions user echo logprobs best_of presence_penalty
     frequency_penalty repetition_penalty language task task_type input_type signature_name explain verbose debug
     multi_label padding pooling use_cache wait_for_model do_sample num_beams num_return_sequences timeout keep_alive
-    format api_key request_id session_id timestamp
+    format api_key request_id session_id timestamp jsonrpc method protocol action op api_version user user_id client_id
 """)
 """Members that usually say how a model works, and not on what."""
 
@@ -37,7 +43,10 @@ RESERVED = _names("id parameters model version row")
 
 # Of answers
 
-STATES = _names("status success ok error code errcode error_code state failed is_error")
+STATES = _names("""
+    status success ok error code errcode error_code state failed is_error err errno err_no err_code err_msg ret retcode
+    ret_code rc return_code result_code status_code statuscode
+""")
 """Members that say whether a request succeeded."""
 
 ROW_NUMBERS = _names("index idx i row row_number row_id position number no rank order corpus_id document_index")

@@ -14,7 +14,7 @@ from gateway.doctor.answered import Answers, Found
 from gateway.doctor.asking import Asker
 from gateway.doctor.candidates import Candidates
 from gateway.doctor.filling import MISSING, filled_in, is_close
-from gateway.doctor.member_names import STATES
+from gateway.doctor.member_names import CLASSES, COUNTS, STATES, TIMES
 from gateway.doctor.tensors import Tensor, UnreadableError
 from gateway.doctor.variation import as_floats, changed, grown, row_at, widened, with_rows
 
@@ -89,10 +89,10 @@ class Trials:
         if not first.is_answered:
             self.notes.append(f"the sample as the template writes it was refused: {first.words}")
             return
+        await self.ask(AGAIN, self.inputs)
         await self._find_rows()
         if not self.done[0].is_answered:
             return
-        await self.ask(AGAIN, self.inputs)
         await self._find_floats()
         await self._vary_values()
         await self._vary_sizes()
@@ -176,9 +176,12 @@ class Trials:
         if self._follows(several, names[0]):
             self.mode, self.of_rows = ALL, await self._independent(names)
             return
-        del self.done[1:]
         if len(names) > 1 and await self._find_rows_in_one_of(names):
             return
+        if several.is_answered and self.differs(several, self.done[0]):  # it is read, and answered as a whole
+            self.mode, self.of_rows = ALL, await self._independent(names)
+            return
+        self.done.remove(several)
         if await self._is_of_one(names, several):
             await self._take_one(names, several)
 
@@ -189,7 +192,7 @@ class Trials:
                 if self._follows(await self._first_answered("more rows", self._grown([name])), name):
                     self.mode, self.of_rows = ALL, [name]
                     return True
-                del self.done[1:]
+                self.done.pop()
         return False
 
     async def _is_of_one(self, names: list[str], several: Trial) -> bool:
@@ -245,6 +248,7 @@ class Trials:
         self.mode, self.of_rows = ONE, names
         self.done.clear()
         await self.ask("the sample's first row", self.inputs)
+        await self.ask(AGAIN, self.inputs)
 
     def _rows(self, names: Sequence[str], indexes: Sequence[int], of: Mapping[str, Tensor] | None = None) -> Any:
         inputs = self.inputs if of is None else of
@@ -276,14 +280,15 @@ class Trials:
         return trial._replace(inputs={**trial.inputs, name: as_floats(tensor)})
 
     def differs(self, one: Trial, other: Trial) -> bool:
-        """Whether two answers differ in what does not differ for the same request."""
+        """Whether two answers differ in what may be an output, and is the same for the same request."""
         try:
             found = Answers([trial.answer for trial in (one, other, *self.done[:1], *self._again)], OUTPUT).found
         except UnreadableError:
             return False
         return any(
-            not is_close(each.values[0], each.values[1]) and all(is_close(each.values[2], v) for v in each.values[3:])
+            not is_close(each.values[0], each.values[1])
             for each in found.values()
+            if is_close(each.values[2], each.values[-1]) and not is_beside(each)
         )
 
     @property
@@ -364,6 +369,12 @@ class Trials:
         """Whether the first dimension of *found* is that of rows, in all answers."""
         sizes = [self.n_rows_of(trial) for trial in self.answered]
         return self.mode == ALL and all(s[:1] == (n,) for s, n in zip(found.shapes, sizes, strict=True))
+
+
+def is_beside(found: Found) -> bool:
+    """Whether the name of *found* says that it counts, or that it is the time, the state or the form of an answer."""
+    *groups, name = ["", *(step.lower() for step in found.place if isinstance(step, str))]
+    return name in TIMES | CLASSES | STATES or any(group in COUNTS for group in groups)
 
 
 def _of_one(body: Any, names: set[str]) -> Any:
