@@ -48,6 +48,8 @@ def constants_of(found: Candidates) -> dict[str, str]:
         ({"inputs": "a", "parameters": {"candidate_labels": ["b", "c"]}},
          {"inputs": "$inputs", "parameters": {"candidate_labels": "$candidate_labels"}},
          {"inputs": "$.inputs", "candidate_labels": "$.parameters.candidate_labels"}),
+        ({"tensor": {"shape": [2, 1], "values": [1.5, 2.5]}},
+         {"tensor": {"shape": {"$shape": "values"}, "values": {"$flat": "values"}}}, {"values": "$.tensor.values"}),
         ({"text_1": "a", "text_2": ["b"]}, {"text_1": "$text_1", "text_2": "$text_2"},
          {"text_1": "$.text_1", "text_2": "$.text_2"}),
         ({"rows": [{"m": {"p": 0.5}, "q": None}]}, {"rows": {"$each": {"m": {"p": "$p"}, "q": None}}},

@@ -5,13 +5,25 @@ looks like the client's. Every other value is a constant that is named, with the
 several samples, what differs is an input, and what does not is a constant. Not here: asking the server.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from gateway.doctor.filling import MISSING, Place, escaped, names_in, path_of
-from gateway.doctor.member_names import CHOICES, CLIENTS, CLIENTS_WORDS, COLUMN_NAMES, OPTION_GROUPS, OPTIONS, RESERVED
+from gateway.doctor.member_names import (
+    CHOICES,
+    CLIENTS,
+    CLIENTS_WORDS,
+    COLUMN_NAMES,
+    OPTION_GROUPS,
+    OPTIONS,
+    RESERVED,
+    SHAPES,
+)
 from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, shape_of, tensor_of
 
 _HEADER = "the names of the columns, after which the inputs are called"
@@ -62,9 +74,7 @@ class Candidates:
         self._ignores_options = not has_data and any(_has_lists(each, is_any=True) for each in self.documents)
         self._has_lists = self._has_lists or self._ignores_options
         self.body = self._read([[document] for document in self.documents], (), None)
-        if (
-            not self.places and not self._differ and not self._ignores_options
-        ):
+        if not self.places and not self._differ and not self._ignores_options:
             self._ignores_options = True  # what looks like options is all that there is
             self.constants.clear()
             self.differing.clear()
@@ -104,8 +114,10 @@ class Candidates:
         if rows_at is not None and any(each.keys() != objects[0].keys() for each in objects):
             return self._constant(cells, place, rows_at)
         header, columns = _header(objects) if rows_at is None else ("", [])
-        body = {}
+        body = self._flat(cells, place) if rows_at is None else {}
         for name in dict.fromkeys(name for each in objects for name in each):
+            if escaped(name) in body:
+                continue
             if columns and name == header:
                 self._note(columns, (*place, name), _HEADER)
                 body[escaped(name)] = escaped(columns)
@@ -113,6 +125,19 @@ class Candidates:
                 inside = [[MISSING if each is MISSING else each.get(name, MISSING) for each in cell] for cell in cells]
                 body[escaped(name)] = self._read(inside, (*place, name), rows_at, columns)
         return body
+
+    def _flat(self, cells: list[list[Any]], place: Place) -> dict[str, Any]:
+        """What stands for a list of values and its shape beside it, if there are such members."""
+        objects = _there(cells)
+        shape, values = _shape_and_values(objects)
+        if not values or (self._differ and all(each == objects[0] for each in objects)):
+            return {}
+        nested = [
+            [MISSING if each is MISSING else np.reshape(each[values], each[shape]).tolist() for each in cell]
+            for cell in cells
+        ]
+        name = self._input(nested, (*place, values), None)
+        return {escaped(shape): {"$shape": name}, escaped(values): {"$flat": name}} if name else {}
 
     def _records(self, cells: list[list[Any]], place: Place) -> Any:
         """What stands for a list of objects: `$each` if there are inputs in it, else the list as it is."""
@@ -287,6 +312,23 @@ def _header(objects: list[dict[str, Any]]) -> tuple[str, list[str]]:
         if is_header and _has_table(objects[0], len(value)) and all(each.get(name) == value for each in objects):
             return name, value
     return "", []
+
+
+def _shape_and_values(objects: list[dict[str, Any]]) -> tuple[str, str]:
+    """The members of all *objects* that have a shape, and as many values in one list; empty without them."""
+    for shape in objects[0].keys() & SHAPES:
+        for values in objects[0].keys() - {shape}:
+            if all(_has_shape(each.get(values), each.get(shape)) for each in objects):
+                return shape, values
+    return "", ""
+
+
+def _has_shape(values: Any, shape: Any) -> bool:
+    """Whether *values* is a list of as many values as *shape*, a list of sizes, says."""
+    if not isinstance(values, list) or not isinstance(shape, list) or not values or not shape:
+        return False
+    is_flat = not any(isinstance(each, (list, dict)) or each is None for each in values)
+    return is_flat and all(type(size) is int for size in shape) and math.prod(shape) == len(values)
 
 
 def _are_names(value: Any) -> bool:

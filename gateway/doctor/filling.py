@@ -63,8 +63,8 @@ def escaped(value: Any) -> Any:
 def filled_in(body: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The document that a template's *body* stands for, with the values of *tensors*.
 
-    Of the language it knows what doctor writes: `$NAME`, `$$`, `$each`. A member whose input is not in *tensors* is
-    left out.
+    Of the language it knows what doctor writes: `$NAME`, `$$`, `$each`, `$flat`, `$shape`. A member whose input is not
+    in *tensors* is left out.
     """
     return _filled(body, {name: tensor.nested for name, tensor in tensors.items()})
 
@@ -77,18 +77,34 @@ def _filled(body: Any, values: Mapping[str, Any]) -> Any:
     if not isinstance(body, dict):
         return body
     if "$each" in body:
-        item = body["$each"]
-        rows = {name: values[name] for name in names_in(item) if name in values}
-        n_rows = len(next(iter(rows.values()), []))
-        return [_filled(item, {name: column[row] for name, column in rows.items()}) for row in range(n_rows)]
+        return _rows(body["$each"], values)
+    for word, of in (("$flat", _flattened), ("$shape", _shape)):
+        if word in body:
+            return of(values[body[word]])
     members = {name.removeprefix("$"): _filled(item, values) for name, item in body.items()}
     return {name: item for name, item in members.items() if item is not MISSING}
+
+
+def _rows(item: Any, values: Mapping[str, Any]) -> list[Any]:
+    rows = {name: values[name] for name in names_in(item) if name in values}
+    n_rows = len(next(iter(rows.values()), []))
+    return [_filled(item, {name: column[row] for name, column in rows.items()}) for row in range(n_rows)]
+
+
+def _flattened(value: Any) -> list[Any]:
+    return [each for item in value for each in _flattened(item)] if isinstance(value, list) else [value]
+
+
+def _shape(value: Any) -> list[int]:
+    return list(np.shape(np.array(value, object)))
 
 
 def names_in(body: Any) -> list[str]:
     """The names of the inputs in *body*, in their order."""
     if isinstance(body, str):
         return [body[1:]] if body.startswith("$") and not body.startswith("$$") else []
+    if isinstance(body, dict) and body.keys() & {"$flat", "$shape"}:
+        return list(body.values())
     items = body.values() if isinstance(body, dict) else body if isinstance(body, list) else ()
     return list(dict.fromkeys(name for item in items for name in names_in(item)))
 

@@ -38,6 +38,9 @@ OPTION_GROUPS = _names("parameters params options config settings generation_con
 COLUMN_NAMES = _names("columns names fields features feature_names header headers cols column_names")
 """The list of the names of a table's columns."""
 
+SHAPES = _names("shape dims dim dimensions")
+"""The shape of a tensor whose values are one list."""
+
 RESERVED = _names("id parameters model version row")
 """Names that mean something of the request's own in a body."""
 

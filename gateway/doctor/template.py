@@ -18,7 +18,7 @@ from gateway.doctor.filling import Place, escaped, filled_in, path_of
 from gateway.doctor.model import Straight, Tried, answer_to
 from gateway.doctor.report import ProblemError, Report, as_yaml
 from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, shape_of, tensor_of
-from gateway.doctor.trials import ALL, SINGLE, Trial, Trials
+from gateway.doctor.trials import ALL, ONE, SINGLE, Trial, Trials
 from gateway.doctor.variation import stacked
 
 MAX_SHOWN = 300
@@ -97,6 +97,7 @@ class _Writing:
         self._choice = choice
         self._report = report
         self._remarks: list[str] = []
+        self._lengths: dict[Place, str] = {}  # names of dimensions, by the list whose length they are
 
     def written(self) -> Straight:
         """Report what was found, set the keys, and return the first inference with all others that were answered."""
@@ -170,7 +171,10 @@ class _Writing:
     def _tell_rows(self) -> None:
         choice, mode = self._choice, self._trials.mode
         if mode != ALL:
-            self._report.ok("each row is a request of its own (`rows: 1`)")
+            if self._has_rows_of_own:
+                self._report.ok("each row is a request of its own (`rows: 1`)")
+            else:
+                self._note("it takes one instance in a request: answers of several sizes cannot be put together")
             return
         self._report.ok(f"it takes several rows in one request, in {', '.join(self._trials.of_rows)}")
         if choice.order is not None:
@@ -215,7 +219,7 @@ class _Writing:
 
     def _declared(self, value: Any) -> dict[str, Any]:
         shape = list(shape_of(value) or ())
-        is_per_row = self._trials.mode == SINGLE
+        is_per_row = self._trials.mode == SINGLE and self._has_rows_of_own
         return {"datatype": likely_datatype(flat(value)), "shape": [ROWS, *shape] if is_per_row else shape}
 
     # what is set
@@ -246,8 +250,8 @@ class _Writing:
         """The block of the model in `models`."""
         trials, choice = self._trials, self._choice
         request: dict[str, Any] = {"path": self._path, "body": trials.body}
-        if trials.mode != ALL or trials.most_rows:
-            request["rows"] = 1 if trials.mode != ALL else trials.most_rows
+        if self._has_rows_of_own or trials.most_rows:
+            request["rows"] = trials.most_rows or 1
         block: dict[str, Any] = {
             "inputs": {name: self._input(name, tensor) for name, tensor in trials.candidates.inputs.items()},
             "outputs": {
@@ -271,16 +275,46 @@ class _Writing:
         sizes: list[Any] = [-1 if (name, axis) in trials.variable else each for axis, each in enumerate(tensor.shape)]
         if trials.mode == ALL and name in trials.of_rows:
             sizes[0] = ROWS
-        elif name in trials.per_row:
+        elif name in self._per_row:
             sizes = [ROWS, *sizes]
         optional = {"optional": True} if name in trials.candidates.optional else {}
         return {"datatype": tensor.datatype, "shape": sizes, **optional}
 
     def _output_shape(self, found: Found) -> list[Any]:
-        sizes: list[Any] = [each[0] if len(set(each)) == 1 else -1 for each in zip(*found.shapes, strict=True)]
-        if self._trials.mode != ALL:
+        sizes = self._sizes(found)
+        if self._has_rows_of_own:
             return [ROWS, *(sizes[1:] if _is_joined(found) else sizes)]
         return [ROWS, *sizes[1:]] if self._trials.follows_rows(found) else sizes
+
+    def _sizes(self, found: Found) -> list[Any]:
+        """The dimensions of *found*: a number where all tries agree, but for lists of objects, which may be longer.
+
+        What stands in the same list of objects has a name in common, if its length was seen to differ.
+        """
+        sizes: list[Any] = []
+        lists = [index for index, step in enumerate(found.place) if step is None]
+        for axis, each in enumerate(zip(*found.shapes, strict=True)):
+            is_list = axis < len(lists)
+            if len(set(each)) == 1 and not (is_list and each[0] > 1):
+                sizes.append(each[0])
+            elif is_list and len(set(each)) > 1:
+                place = found.place[: lists[axis]]
+                self._lengths.setdefault(place, "m" if not self._lengths else f"m{len(self._lengths) + 1}")
+                sizes.append(self._lengths[place])
+            else:
+                sizes.append(-1)
+        return sizes
+
+    @property
+    def _per_row(self) -> set[str]:
+        """The inputs of which each request has one row."""
+        return self._trials.per_row if self._has_rows_of_own else set()
+
+    @property
+    def _has_rows_of_own(self) -> bool:
+        """Whether each row is a request of its own, whose answers can be put together."""
+        mode, outputs = self._trials.mode, self._choice.outputs.values()
+        return mode == ONE or (mode == SINGLE and all(len(set(found.shapes)) == 1 for found in outputs))
 
     # requests to the gateway
 
@@ -288,8 +322,8 @@ class _Writing:
         """The trials that were answered, as requests to the gateway; all rows of their own together as one more."""
         trials = self._trials
         rows = [self._row(index, trial) for index, trial in enumerate(trials.answered)]
-        if trials.mode != ALL and len(together := self._together(rows)) > 1:
-            names = trials.per_row
+        if self._has_rows_of_own and len(together := self._together(rows)) > 1:
+            names = self._per_row
             first = together[0]
             joined = {
                 name: stacked([each.inputs[name] for each in together]) if name in names else tensor
@@ -301,18 +335,18 @@ class _Writing:
 
     def _row(self, index: int, trial: Trial) -> _Row:
         trials = self._trials
-        inputs = {name: stacked([each]) if name in trials.per_row else each for name, each in trial.inputs.items()}
+        inputs = {name: stacked([each]) if name in self._per_row else each for name, each in trial.inputs.items()}
         outputs = {}
         for name, found in self._choice.outputs.items():
             value = self._choice.in_order(found, index)
-            if trials.mode != ALL and not _is_joined(found):
+            if self._has_rows_of_own and not _is_joined(found):
                 value = [value]
             outputs[name] = tensor_of(name, found.datatype, value)
         return _Row(inputs, outputs, trials.n_rows_of(trial))
 
     def _together(self, rows: list[_Row]) -> list[_Row]:
         """Those of *rows* that one request may have: of the same shapes, and with the same in what is not per row."""
-        first, names = rows[0], self._trials.per_row
+        first, names = rows[0], self._per_row
 
         def fits(row: _Row) -> bool:
             has_shapes = _shapes(row.inputs) == _shapes(first.inputs) and _shapes(row.outputs) == _shapes(first.outputs)

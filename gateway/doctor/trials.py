@@ -178,12 +178,19 @@ class Trials:
             return
         if len(names) > 1 and await self._find_rows_in_one_of(names):
             return
-        if several.is_answered and self.differs(several, self.done[0]):  # it is read, and answered as a whole
+        if self._is_whole(several, names[0]):
             self.mode, self.of_rows = ALL, await self._independent(names)
             return
         self.done.remove(several)
         if await self._is_of_one(names, several):
             await self._take_one(names, several)
+
+    def _is_whole(self, several: Trial, name: str) -> bool:
+        """Whether *several* rows, in the input *name*, are read and answered as a whole, not the first alone."""
+        if not several.is_answered or not self.differs(several, self.done[0]):
+            return False
+        is_one = self.inputs[name].shape[0] == 1  # whose answer may have another form than that to several
+        return not is_one or bool(Answers([self.done[0].answer, several.answer], OUTPUT).found)
 
     async def _find_rows_in_one_of(self, names: list[str]) -> bool:
         """Whether one of *names* alone has the rows: others were as long by chance."""
@@ -285,6 +292,8 @@ class Trials:
             found = Answers([trial.answer for trial in (one, other, *self.done[:1], *self._again)], OUTPUT).found
         except UnreadableError:
             return False
+        if not found:  # not even the form is the same
+            return not is_close(one.answer, other.answer)
         return any(
             not is_close(each.values[0], each.values[1])
             for each in found.values()
