@@ -66,21 +66,23 @@ def filled_in(body: Any, tensors: Mapping[str, Tensor]) -> Any:
     Of the language it knows what doctor writes: `$NAME`, `$$`, `$each`, `$flat`, `$shape`. A member whose input is not
     in *tensors* is left out.
     """
-    return _filled(body, {name: tensor.nested for name, tensor in tensors.items()})
+    document = _filled(body, {name: tensor.nested for name, tensor in tensors.items()})
+    return None if document is MISSING else document
 
 
 def _filled(body: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(body, str) and body.startswith("$"):
         return body[1:] if body.startswith("$$") else values.get(body[1:], MISSING)
     if isinstance(body, list):
-        return [_filled(item, values) for item in body]
+        items = [_filled(item, values) for item in body]
+        return [item for item in items if item is not MISSING]
     if not isinstance(body, dict):
         return body
     if "$each" in body:
         return _rows(body["$each"], values)
     for word, of in (("$flat", _flattened), ("$shape", _shape)):
         if word in body:
-            return of(values[body[word]])
+            return of(values[body[word]]) if body[word] in values else MISSING
     members = {name.removeprefix("$"): _filled(item, values) for name, item in body.items()}
     return {name: item for name, item in members.items() if item is not MISSING}
 

@@ -84,7 +84,7 @@ class Trials:
 
     async def run(self) -> None:
         """Try everything. Raises `UnreadableError` for answers with values that no datatype holds."""
-        self.body, self.inputs = self.candidates.body, dict(self.candidates.samples[0])
+        self.body, self.inputs = self.candidates.body, dict(max(self.candidates.samples, key=len))
         first = await self.ask("the sample", self.inputs)
         if not first.is_answered:
             self.notes.append(f"the sample as the template writes it was refused: {first.words}")
@@ -232,6 +232,7 @@ class Trials:
                 self.variable.add((name, 0))
             else:
                 self.done.pop()
+        self.variable |= {(name, 0) for name in followed[1:]}
         free = {name for name, _ in self.variable}
         return followed[:1] or [name for name in names if name not in free] or names
 
@@ -332,7 +333,9 @@ class Trials:
 
     async def _try_samples(self) -> None:
         """Send the other samples."""
-        for number, sample in enumerate(self.candidates.samples[1:], 2):
+        for number, sample in enumerate(self.candidates.samples, 1):
+            if not sample or len(self.candidates.samples) == 1:
+                continue
             inputs = {name: as_floats(each) if name in self.floats else each for name, each in sample.items()}
             if self.mode == ONE:
                 inputs = {name: row_at(each, 0) if name in self.of_rows else each for name, each in inputs.items()}
@@ -357,14 +360,15 @@ class Trials:
             await self.ask(LAST, self._rows(self.of_rows, [count - 1], group))
 
     def _n_rows(self, trial: Trial) -> int:
-        return trial.inputs[self.of_rows[0]].shape[0]
+        return next((trial.inputs[name].shape[0] for name in self.of_rows if name in trial.inputs), 1)
 
     @property
     def per_row(self) -> set[str]:
         """The inputs of which each request has one row, where it has one."""
         if self.mode == ALL:
             return set()
-        return {name for name, each in self.inputs.items() if self.mode == SINGLE or name in self.of_rows or each.shape}
+        known = {**self.candidates.inputs, **self.inputs}
+        return {name for name, each in known.items() if self.mode == SINGLE or name in self.of_rows or each.shape}
 
     def n_rows_of(self, trial: Trial) -> int:
         """How many rows a request had."""
