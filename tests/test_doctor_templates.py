@@ -1,5 +1,6 @@
 """The doctor before servers that speak no protocol: `--path` and `--sample`. The servers are strict."""
 
+import base64
 import json
 import random
 import re
@@ -8,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from aiohttp import web
@@ -403,6 +405,17 @@ async def test_texts_that_are_numbers_are_a_question(tmp_path: Path) -> None:
     found = await examined(lambda body: {"y": [str(v / 2) for v in body["x"]]}, tmp_path, {"x": [0.5, 0.25]})
     (question,) = found.findings("question")
     assert "y: {datatype: FP64, shape: [n], encoding: text}" in question
+
+
+async def test_texts_that_look_like_numbers_in_base64_are_a_question(tmp_path: Path) -> None:
+    def embedded(body: Any) -> Any:
+        vectors = [np.array([len(text) / 3, 0.25, -1.5, 0.1], np.float32) for text in body["input"]]
+        return {"data": [{"embedding": base64.b64encode(vector.tobytes()).decode()} for vector in vectors]}
+
+    found = await examined(embedded, tmp_path, {"input": ["a text", "another"]})
+    (question,) = found.findings("question")
+    assert "embedding: {datatype: FP32, shape: [n, 4], encoding: base64}" in question
+    assert declared(found, "outputs") == {"embedding": "BYTES [n]"}
 
 
 async def test_members_that_are_no_output_are_named_with_their_reason(tmp_path: Path) -> None:

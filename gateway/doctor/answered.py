@@ -6,15 +6,21 @@ which outputs move with which input (`trials`).
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gateway.doctor.filling import MISSING, Place, found_at, path_of
 from gateway.doctor.tensors import flat, likely_datatype, shape_of
 
 PYTHON = "the template language cannot say it: `dialect: python` can"
+
+MIN_BASE64 = 14
+"""A shorter text is not taken for numbers in base64: words are base64, too."""
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
 
@@ -50,6 +56,26 @@ class Found:
         texts = [each for value in self.values for each in flat(value)] if self.datatype == "BYTES" else []
         is_numbers = all(isinstance(each, str) and _NUMBER.fullmatch(each) for each in texts)
         return bool(texts) and is_numbers and any("." in each for each in texts)
+
+    @property
+    def n_floats(self) -> int:
+        """How many FP32 each of its texts has in base64, as OpenAI's embeddings; 0 if they do not look like that."""
+        texts = [each for value in self.values for each in flat(value)] if self.datatype == "BYTES" else []
+        sizes = {_floats_in(each) for each in texts}
+        return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _floats_in(text: Any) -> int:
+    """How many FP32 *text* may have in base64; 0 if none, or if these would be no likely numbers."""
+    try:
+        blob = b64decode(text, validate=True) if isinstance(text, str) and len(text) > MIN_BASE64 else b""
+    except ValueError:
+        return 0
+    if not blob or len(blob) % 4:
+        return 0
+    numbers = np.abs(np.frombuffer(blob, "<f4"))
+    is_likely = np.isfinite(numbers).all() and ((numbers == 0) | ((numbers > 1e-9) & (numbers < 1e6))).all()
+    return len(numbers) if is_likely else 0
 
 
 class Answers:

@@ -80,9 +80,8 @@ def _filled(body: Any, values: Mapping[str, Any]) -> Any:
         return body
     if "$each" in body:
         return _rows(body["$each"], values)
-    for word, of in (("$flat", _flattened), ("$shape", _shape)):
-        if word in body:
-            return of(values[body[word]]) if body[word] in values else MISSING
+    if "$flat" in body or "$shape" in body:
+        return _flat_or_shape(body, values)
     members = {name.removeprefix("$"): _filled(item, values) for name, item in body.items()}
     return {name: item for name, item in members.items() if item is not MISSING}
 
@@ -91,6 +90,12 @@ def _rows(item: Any, values: Mapping[str, Any]) -> list[Any]:
     rows = {name: values[name] for name in names_in(item) if name in values}
     n_rows = len(next(iter(rows.values()), []))
     return [_filled(item, {name: column[row] for name, column in rows.items()}) for row in range(n_rows)]
+
+
+def _flat_or_shape(body: dict[str, str], values: Mapping[str, Any]) -> Any:
+    ((word, name),) = body.items()
+    of = _flattened if word == "$flat" else _shape
+    return of(values[name]) if name in values else MISSING
 
 
 def _flattened(value: Any) -> list[Any]:

@@ -164,6 +164,11 @@ class _Writing:
                 numbers = {"datatype": "FP64", "shape": self._output_shape(found), "encoding": "text"}
                 words = f"output `{name}` is texts that are numbers. To give clients the numbers:"
                 self._ask(words, f"outputs:  {as_yaml({name: numbers})[1:-1]}")
+            if found.n_floats:
+                shape = [*self._output_shape(found), found.n_floats]
+                numbers = {"datatype": "FP32", "shape": shape, "encoding": "base64"}
+                words = f"output `{name}` looks like FP32 in base64. To give clients the numbers:"
+                self._ask(words, f"outputs:  {as_yaml({name: numbers})[1:-1]}")
         for path, value in self._choice.states.items():
             words = f"{path} was {json.dumps(value)} in all tries. If it says that a request succeeded, refuse others:"
             self._ask(words, f"success:  {as_yaml({path: value})}")
