@@ -20,6 +20,7 @@ from gateway.doctor.member_names import (
     CLIENTS_WORDS,
     COLUMN_NAMES,
     OPTION_GROUPS,
+    OPTION_LISTS,
     OPTIONS,
     RESERVED,
     SHAPES,
@@ -184,7 +185,7 @@ class Candidates:
             return not is_everywhere or any(value != values[0] for value in values)
         if rows_at is not None:
             return True
-        if _is_option(place) and not self._ignores_options:
+        if _is_option(place, values[0]) and not self._ignores_options:
             return False
         if isinstance(values[0], list):
             return True
@@ -236,7 +237,7 @@ class Candidates:
             why = "it differs, and forms no tensor"
         elif self._differ:
             why = f"the same in all {len(self.documents)} samples"
-        elif isinstance(first, (dict, list)) and not _is_option(place):
+        elif isinstance(first, (dict, list)) and not _is_option(place, first):
             why = _why_no_tensor(first)
         self._note(first, place, why)
         return escaped(first)
@@ -255,7 +256,7 @@ def _has_lists(value: Any, place: Place = (), *, is_any: bool = False) -> bool:
     """Whether there is a list in *value* that may be data; with *is_any* also one in options."""
     if isinstance(value, dict):
         return any(_has_lists(item, (*place, name), is_any=is_any) for name, item in value.items())
-    return isinstance(value, list) and bool(value) and (is_any or not _is_option(place))
+    return isinstance(value, list) and bool(value) and (is_any or not _is_option(place, value))
 
 
 def _has_clients(value: Any, place: Place = ()) -> bool:
@@ -269,15 +270,17 @@ def _named(place: Place) -> list[str]:
     return [step.lower() for step in place if isinstance(step, str)]
 
 
-def _is_option(place: Place) -> bool:
+def _is_option(place: Place, value: Any) -> bool:
+    """Whether *value*, at *place*, says how a model works: by its name if it is no list, or by the object it is in."""
     *groups, name = _named(place) or [""]
-    return name not in CHOICES and (name in OPTIONS or any(group in OPTION_GROUPS for group in groups))
+    is_named = name in (OPTION_LISTS if isinstance(value, list) else OPTIONS)
+    return name not in CHOICES and (is_named or any(group in OPTION_GROUPS for group in groups))
 
 
 def _is_clients(place: Place) -> bool:
     name = (_named(place) or [""])[-1]
     words = name.replace("-", "_").split("_")
-    return not _is_option(place) and (name in CLIENTS or any(word in CLIENTS_WORDS for word in words))
+    return not _is_option(place, "") and (name in CLIENTS or any(word in CLIENTS_WORDS for word in words))
 
 
 def _there(cells: list[list[Any]]) -> list[Any]:

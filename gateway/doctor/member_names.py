@@ -32,6 +32,9 @@ OPTIONS = _names("""
 """)
 """Members that usually say how a model works, and not on what."""
 
+OPTION_LISTS = _names("stop stop_sequences stop_words outputfilter output_filter response_columns")
+"""Lists that are options: all other lists may be data, whatever they are called."""
+
 OPTION_GROUPS = _names("parameters params options config settings generation_config kwargs")
 """Objects of such members."""
 

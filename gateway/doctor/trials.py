@@ -84,10 +84,8 @@ class Trials:
 
     async def run(self) -> None:
         """Try everything. Raises `UnreadableError` for answers with values that no datatype holds."""
-        self.body, self.inputs = (
-            self.candidates.body,
-            dict(max(self.candidates.samples, key=lambda sample: len(sample))),
-        )
+        fullest: dict[str, Tensor] = max(self.candidates.samples, key=len)
+        self.body, self.inputs = self.candidates.body, dict(fullest)
         first = await self.ask("the sample", self.inputs)
         if not first.is_answered:
             self.notes.append(f"the sample as the template writes it was refused: {first.words}")
