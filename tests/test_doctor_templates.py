@@ -270,6 +270,22 @@ async def test_numbers_with_a_point_are_fp64_though_the_sample_would_fit_into_fp
     assert await infer(found, halved, x=("FP64", [2], [0.7, 0.35])) == {"y": [0.35, 0.175]}
 
 
+async def test_a_difference_between_straight_and_through_the_gateway_is_a_problem(tmp_path: Path) -> None:
+    async def predict(request: web.Request) -> web.Response:
+        rows = (await request.json())["x"]
+        is_gateways = "X-Request-Id" in request.headers and len(rows) > 2
+        return web.json_response({"y": [sum(each or 0 for each in row) + is_gateways for row in rows]})
+
+    (tmp_path / "sample.json").write_text(json.dumps({"x": [[0.5, 1.5]]}))
+    application = web.Application()
+    application.router.add_post("/predict", predict)
+    async with answered_by(application) as url:
+        found = await doctor(url, "--path", "/predict", "--sample", str(tmp_path / "sample.json"))
+    assert any("other values of y. Straight to the server" in words for words in found.findings("problem"))
+    assert found.table["infer in binary"].startswith("not always: ")
+    assert "the same values" not in found.printed
+
+
 # Rows
 
 
@@ -600,6 +616,7 @@ async def test_any_sample_and_any_answer_give_a_file_that_check_takes_and_that_w
     for seed in range(30, 60):
         draw = random.Random(seed)
         sent, answered = any_document(draw), any_document(draw)
+        n_samples = 1 + (seed % 5 == 0)  # the same twice says nothing of what differs
 
         def answer(body: Any, answered: Any = answered, *, is_echo: bool = seed % 2 > 0) -> Any:
             return {"echo": body, "more": answered} if is_echo else answered
@@ -607,7 +624,8 @@ async def test_any_sample_and_any_answer_give_a_file_that_check_takes_and_that_w
         file = tmp_path / "sample.json"
         file.write_text(json.dumps(sent))
         async with legacy(answer=answer) as url:
-            found = await doctor(url, "--path", "/predict", "--sample", str(file), "--yaml")
+            samples = ["--sample", str(file)] * n_samples
+            found = await doctor(url, "--path", "/predict", *samples, "--yaml")
         if found.code == 2:
             words = ("no value that could be an input", "no JSON that has outputs", "rows of the sample differ")
             assert any(each in unwrapped(found.complained) for each in words), (seed, found.complained)

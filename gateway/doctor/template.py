@@ -193,7 +193,7 @@ class _Writing:
         for words in choice.notes:
             self._note(words)
         if not choice.problems and choice.order is None and not choice.notes:
-            self._report.ok("rows in reverse and rows alone are answered with the same values, in the rows' order")
+            self._report.ok("rows alone are answered as in a group, and rows in reverse in reverse")
 
     def _tell_constants(self) -> None:
         for constant in self._trials.candidates.constants:
