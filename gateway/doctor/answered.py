@@ -17,7 +17,7 @@ import numpy as np
 from gateway.doctor.filling import MISSING, Place, found_at, path_of
 from gateway.doctor.tensors import flat, likely_datatype, shape_of
 
-PYTHON = "the template language cannot say it: `dialect: python` can"
+PYTHON_CAN = "the template language cannot say it: `dialect: python` can"
 
 MIN_BASE64 = 14
 """A shorter text is not taken for numbers in base64: words are base64, too."""
@@ -108,7 +108,7 @@ class Answers:
         elif kinds == {list}:
             self._read_lists(there, place)
         elif kinds & {dict, list}:
-            self._leave(place, f"it has values of several kinds ({PYTHON})")
+            self._leave(place, f"it has values of several kinds ({PYTHON_CAN})")
         else:
             self._take(place)
 
@@ -117,7 +117,7 @@ class Answers:
         if not names:
             self._leave(place, "it is an empty object")
         elif _are_data(names, objects):
-            self._leave(place, f"the names of its members are data, they differ ({PYTHON})")
+            self._leave(place, f"the names of its members are data, they differ ({PYTHON_CAN})")
         else:
             for name in names:
                 self._read([each.get(name, MISSING) for each in objects], (*place, name))
@@ -145,14 +145,14 @@ class Answers:
             return
         shapes = tuple(shape for shape in map(shape_of, values) if shape is not None)
         if why := _why_no_tensor(values, shapes):
-            self._leave(place, f"{why} ({PYTHON})")
+            self._leave(place, f"{why} ({PYTHON_CAN})")
             return
         name = self._name(place)
         datatype = self._known.get(name) or likely_datatype([each for value in values for each in flat(value)])
         if datatype:
             self.found[name] = Found(name, place, tuple(values), datatype, shapes)
         else:
-            self._leave(place, f"it has values of several kinds in different tries ({PYTHON})")
+            self._leave(place, f"it has values of several kinds in different tries ({PYTHON_CAN})")
 
     def _name(self, place: Place) -> str:
         names = [step.lstrip("$") for step in place if isinstance(step, str)]

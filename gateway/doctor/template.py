@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gateway.backend.questions import TEMPLATE
-from gateway.doctor.answered import PYTHON, Answers, Found
+from gateway.doctor.answered import PYTHON_CAN, Answers, Found
 from gateway.doctor.asking import Asker
 from gateway.doctor.candidates import Candidates, Constant
 from gateway.doctor.choosing import Choice, choose
@@ -71,7 +71,7 @@ def _candidates(documents: Sequence[Any]) -> Candidates:
         what = "samples" if len(documents) > 1 else "rows of the sample"
         raise ProblemError(
             f"the {what} differ at {where} in values that no tensor can have: give a sample with one row, or one for "
-            f"which this is the same; {PYTHON}"
+            f"which this is the same; {PYTHON_CAN}"
         )
     if not found.places:
         raise ProblemError("the sample has no value that could be an input")
