@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.doctor.filling import MISSING, Place, found_at, path_of
+from gateway.doctor.filling import MISSING, JsonPlace, found_at, path_of
 from gateway.doctor.tensors import flat, likely_datatype, shape_of
 
 PYTHON_CAN = "the template language cannot say it: `dialect: python` can"
@@ -37,7 +37,7 @@ class Found:
     """A value that all answers have, and that may be an output."""
 
     name: str
-    place: Place
+    place: JsonPlace
     values: tuple[Any, ...]
     """That of each answer, as nested lists."""
     datatype: str
@@ -95,7 +95,7 @@ class Answers:
         """What is none."""
         self._read(list(documents), ())
 
-    def _read(self, values: list[Any], place: Place) -> None:
+    def _read(self, values: list[Any], place: JsonPlace) -> None:
         """Read the *values* that stand at *place*, in all answers and all items of lists."""
         there = [value for value in values if value is not MISSING and value is not None]
         kinds = set(map(type, there))
@@ -112,7 +112,7 @@ class Answers:
         else:
             self._take(place)
 
-    def _read_objects(self, objects: list[dict[str, Any]], place: Place) -> None:
+    def _read_objects(self, objects: list[dict[str, Any]], place: JsonPlace) -> None:
         names = list(dict.fromkeys(name for each in objects for name in each))
         if not names:
             self._leave(place, "it is an empty object")
@@ -122,7 +122,7 @@ class Answers:
             for name in names:
                 self._read([each.get(name, MISSING) for each in objects], (*place, name))
 
-    def _read_lists(self, lists: list[list[Any]], place: Place) -> None:
+    def _read_lists(self, lists: list[list[Any]], place: JsonPlace) -> None:
         items = [item for each in lists for item in each]
         if not items:
             self._leave(place, "it is empty in all tries")
@@ -137,7 +137,7 @@ class Answers:
         else:
             self._take(place)
 
-    def _take(self, place: Place) -> None:
+    def _take(self, place: JsonPlace) -> None:
         """Take the values at *place* for a possible output, unless they form no tensor."""
         values = [found_at(place, document) for document in self._documents]
         if MISSING in values:
@@ -154,7 +154,7 @@ class Answers:
         else:
             self._leave(place, f"it has values of several kinds in different tries ({PYTHON_CAN})")
 
-    def _name(self, place: Place) -> str:
+    def _name(self, place: JsonPlace) -> str:
         names = [step.lstrip("$") for step in place if isinstance(step, str)]
         index = place[-1] if place and isinstance(place[-1], int) else None
         end = "" if index is None else f"_{index}"
@@ -164,7 +164,7 @@ class Answers:
             name = f"{'_'.join(names)}{end}"
         return f"{name}_{len(self.found)}" if name in self.found else name
 
-    def _leave(self, place: Place, why: str) -> None:
+    def _leave(self, place: JsonPlace, why: str) -> None:
         self.left.append(Left(path_of(place), why))
 
 

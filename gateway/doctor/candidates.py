@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.doctor.filling import MISSING, Place, escaped, names_in, path_of
+from gateway.doctor.filling import MISSING, JsonPlace, escaped, names_in, path_of
 from gateway.doctor.member_names import (
     CHOICES,
     CLIENTS,
@@ -34,7 +34,7 @@ _HEADER = "the names of the columns, after which the inputs are called"
 class Constant:
     """A value that is the same in every request."""
 
-    place: Place
+    place: JsonPlace
     value: Any
     why: str
     """Why it is no input; empty if only the user can know."""
@@ -54,9 +54,9 @@ class Candidates:
     """What the whole document is called, where it is one tensor."""
     samples: list[dict[str, Tensor]] = field(init=False)
     """Of each sample its inputs by name; without those that it does not have."""
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, JsonPlace] = field(default_factory=dict)
     """Where each input stands; `[*]` where it is a column of records."""
-    rows_at: dict[str, Place] = field(default_factory=dict)
+    rows_at: dict[str, JsonPlace] = field(default_factory=dict)
     """The list of records in which an input stands, for those that stand in one."""
     constants: list[Constant] = field(default_factory=list)
     obvious: dict[str, str] = field(default_factory=dict)
@@ -93,7 +93,9 @@ class Candidates:
 
     # reading: *cells* are, for each sample, the values at a place: one, or inside of records that of each row
 
-    def _read(self, cells: list[list[Any]], place: Place, rows_at: Place | None, columns: Sequence[str] = ()) -> Any:
+    def _read(
+        self, cells: list[list[Any]], place: JsonPlace, rows_at: JsonPlace | None, columns: Sequence[str] = ()
+    ) -> Any:
         there = _there(cells)
         kinds = set(map(type, there))
         if kinds == {dict}:
@@ -110,7 +112,7 @@ class Candidates:
             return f"${name}"
         return self._constant(cells, place, rows_at)
 
-    def _object(self, cells: list[list[Any]], place: Place, rows_at: Place | None) -> Any:
+    def _object(self, cells: list[list[Any]], place: JsonPlace, rows_at: JsonPlace | None) -> Any:
         objects = _there(cells)
         if rows_at is not None and any(each.keys() != objects[0].keys() for each in objects):
             return self._constant(cells, place, rows_at)
@@ -127,7 +129,7 @@ class Candidates:
                 body[escaped(name)] = self._read(inside, (*place, name), rows_at, columns)
         return body
 
-    def _flat(self, cells: list[list[Any]], place: Place) -> dict[str, Any]:
+    def _flat(self, cells: list[list[Any]], place: JsonPlace) -> dict[str, Any]:
         """What stands for a list of values and its shape beside it, if there are such members."""
         objects = _there(cells)
         shape, values = _shape_and_values(objects)
@@ -140,7 +142,7 @@ class Candidates:
         name = self._input(nested, (*place, values), None)
         return {escaped(shape): {"$shape": name}, escaped(values): {"$flat": name}} if name else {}
 
-    def _records(self, cells: list[list[Any]], place: Place) -> Any:
+    def _records(self, cells: list[list[Any]], place: JsonPlace) -> Any:
         """What stands for a list of objects: `$each` if there are inputs in it, else the list as it is."""
         before = len(self.places), len(self.constants), len(self.differing)
         rows = [[] if cell[0] is MISSING else cell[0] for cell in cells]
@@ -150,7 +152,7 @@ class Candidates:
         del self.constants[before[1] :], self.differing[before[2] :]
         return self._constant(cells, place, None)
 
-    def _table(self, cells: list[list[Any]], place: Place, n_columns: int, columns: Sequence[str]) -> Any:
+    def _table(self, cells: list[list[Any]], place: JsonPlace, n_columns: int, columns: Sequence[str]) -> Any:
         """What stands for lists of lists whose columns have several kinds of values."""
         names = columns if len(columns) == n_columns else [f"c{index}" for index in range(n_columns)]
         item = []
@@ -159,7 +161,7 @@ class Candidates:
             item.append(self._read_column(column, (*place, None, index), place, name))
         return {"$each": item} if names_in(item) else self._constant(cells, place, None)
 
-    def _tuple(self, cells: list[list[Any]], place: Place, rows_at: Place | None) -> Any:
+    def _tuple(self, cells: list[list[Any]], place: JsonPlace, rows_at: JsonPlace | None) -> Any:
         """What stands for lists of the same length whose values are of several kinds, or objects in rows."""
         body = []
         for index in range(len(_there(cells)[0])):
@@ -169,7 +171,7 @@ class Candidates:
             body.append(read(inside, (*place, index), rows_at))
         return body
 
-    def _read_column(self, cells: list[list[Any]], place: Place, rows_at: Place | None, name: str = "") -> Any:
+    def _read_column(self, cells: list[list[Any]], place: JsonPlace, rows_at: JsonPlace | None, name: str = "") -> Any:
         """What stands for *cells*, which are an input called *name* if they can be one."""
         if self._differ and not self._is_input(cells, place, rows_at):
             return self._constant(cells, place, rows_at)
@@ -177,7 +179,7 @@ class Candidates:
             return f"${found}"
         return self._constant(cells, place, rows_at)
 
-    def _is_input(self, cells: list[list[Any]], place: Place, rows_at: Place | None) -> bool:
+    def _is_input(self, cells: list[list[Any]], place: JsonPlace, rows_at: JsonPlace | None) -> bool:
         """Whether the value at *place* is taken for an input, if it can be one."""
         values = _there(cells)
         if self._differ:
@@ -193,7 +195,7 @@ class Candidates:
             return True
         return not self._has_lists  # without lists the document is one row, and every value may be the client's
 
-    def _input(self, cells: list[list[Any]], place: Place, rows_at: Place | None, name: str = "") -> str:
+    def _input(self, cells: list[list[Any]], place: JsonPlace, rows_at: JsonPlace | None, name: str = "") -> str:
         """Make an input of *cells*, and return its name; empty if they form no tensor."""
         data = [(cell or MISSING) if rows_at is not None else cell[0] for cell in cells]
         there = [each for each in data if each is not MISSING]
@@ -207,7 +209,7 @@ class Candidates:
         self._explain(name, there[0], rows_at)
         return name
 
-    def _explain(self, name: str, value: Any, rows_at: Place | None) -> None:
+    def _explain(self, name: str, value: Any, rows_at: JsonPlace | None) -> None:
         """Note where the input *name* has its rows, or why its *value*, which has none, is an input."""
         if rows_at is not None:
             self.rows_at[name] = rows_at
@@ -215,7 +217,7 @@ class Candidates:
             path = path_of(self.places[name])
             self.obvious[name] = f"{path} is a text, and its name says that it is the client's"
 
-    def _name(self, name: str, place: Place) -> str:
+    def _name(self, name: str, place: JsonPlace) -> str:
         names = [step.lstrip("$") for step in place if isinstance(step, str)]
         if not name and place and isinstance(place[-1], int):
             name = f"{names[-1] if names else self.only}_{place[-1]}"
@@ -226,7 +228,7 @@ class Candidates:
         found = next((each for each in choices if each not in taken), "")
         return found or f"{next(filter(None, choices), self.only)}_{len(self.places)}"
 
-    def _constant(self, cells: list[list[Any]], place: Place, rows_at: Place | None) -> Any:
+    def _constant(self, cells: list[list[Any]], place: JsonPlace, rows_at: JsonPlace | None) -> Any:
         """What stands for a value that is no input: that of the first row of the first sample."""
         values = _there(cells)
         if not values:
@@ -242,7 +244,7 @@ class Candidates:
         self._note(first, place, why)
         return escaped(first)
 
-    def _note(self, value: Any, place: Place, why: str) -> None:
+    def _note(self, value: Any, place: JsonPlace, why: str) -> None:
         is_candidate = value is not None and not isinstance(value, dict)
         if is_candidate and isinstance(value, list):
             try:
@@ -252,32 +254,32 @@ class Candidates:
         self.constants.append(Constant(place, value, why, is_candidate and why != _HEADER))
 
 
-def _has_lists(value: Any, place: Place = (), *, is_any: bool = False) -> bool:
+def _has_lists(value: Any, place: JsonPlace = (), *, is_any: bool = False) -> bool:
     """Whether there is a list in *value* that may be data; with *is_any* also one in options."""
     if isinstance(value, dict):
         return any(_has_lists(item, (*place, name), is_any=is_any) for name, item in value.items())
     return isinstance(value, list) and bool(value) and (is_any or not _is_option(place, value))
 
 
-def _has_clients(value: Any, place: Place = ()) -> bool:
+def _has_clients(value: Any, place: JsonPlace = ()) -> bool:
     if isinstance(value, dict):
         return any(_has_clients(item, (*place, name)) for name, item in value.items())
     return isinstance(value, str) and _is_clients(place)
 
 
-def _named(place: Place) -> list[str]:
+def _named(place: JsonPlace) -> list[str]:
     """The names of members in *place*, in lower case."""
     return [step.lower() for step in place if isinstance(step, str)]
 
 
-def _is_option(place: Place, value: Any) -> bool:
+def _is_option(place: JsonPlace, value: Any) -> bool:
     """Whether *value*, at *place*, says how a model works: by its name if it is no list, or by the object it is in."""
     *groups, name = _named(place) or [""]
     is_named = name in (OPTION_LISTS if isinstance(value, list) else OPTIONS)
     return name not in CHOICES and (is_named or any(group in OPTION_GROUPS for group in groups))
 
 
-def _is_clients(place: Place) -> bool:
+def _is_clients(place: JsonPlace) -> bool:
     name = (_named(place) or [""])[-1]
     words = name.replace("-", "_").split("_")
     return not _is_option(place, "") and (name in CLIENTS or any(word in CLIENTS_WORDS for word in words))

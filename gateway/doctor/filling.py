@@ -11,14 +11,14 @@ import numpy as np
 
 from gateway.doctor.tensors import Tensor
 
-Place = tuple[str | int | None, ...]
+JsonPlace = tuple[str | int | None, ...]
 """Where a value stands: names of members, indexes, and None for every item of a list."""
 
 MISSING: Any = object()
 """Stands for a value that a document does not have."""
 
 
-def path_of(place: Place) -> str:
+def path_of(place: JsonPlace) -> str:
     """*place* as it stands in `answer`, such as `$.rows[*].score`."""
     return "$" + "".join(map(_step, place))
 
@@ -30,7 +30,7 @@ def _step(step: str | int | None) -> str:
     return "[*]" if step is None else f"[{step}]"
 
 
-def found_at(place: Place, document: Any) -> Any:
+def found_at(place: JsonPlace, document: Any) -> Any:
     """The value at *place* in *document*: nested lists where the place has `[*]`. `MISSING` if any of it is not there.
 
     >>> found_at(("rows", None, "x"), {"rows": [{"x": 1}, {"x": 2}]})

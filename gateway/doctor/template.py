@@ -14,11 +14,11 @@ from gateway.doctor.answered import PYTHON_CAN, Answers, Found
 from gateway.doctor.asking import Asker
 from gateway.doctor.candidates import Candidates, Constant
 from gateway.doctor.choosing import Choice, choose
-from gateway.doctor.filling import Place, escaped, filled_in, path_of
+from gateway.doctor.filling import JsonPlace, escaped, filled_in, path_of
 from gateway.doctor.model import Straight, Tried, answer_to
 from gateway.doctor.report import ProblemError, Report, as_yaml
 from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, shape_of, tensor_of
-from gateway.doctor.trials import ALL, ONE, SINGLE, Trial, Trials
+from gateway.doctor.trials import ALL, ONE, SINGLE, TrialRequest, Trials
 from gateway.doctor.variation import stacked
 
 MAX_SHOWN = 300
@@ -97,7 +97,7 @@ class _Writing:
         self._choice = choice
         self._report = report
         self._remarks: list[str] = []
-        self._lengths: dict[Place, str] = {}  # names of dimensions, by the list whose length they are
+        self._lengths: dict[JsonPlace, str] = {}  # names of dimensions, by the list whose length they are
 
     def written(self) -> Straight:
         """Report what was found, set the keys, and return the first inference with all others that were answered."""
@@ -338,7 +338,7 @@ class _Writing:
             rows.append(_Row(_flattened(joined, names), _flattened(outputs, set(outputs)), len(together)))
         return [Tried(tuple(row.inputs.values()), tuple(row.outputs.values()), row.n_rows) for row in rows]
 
-    def _row(self, index: int, trial: Trial) -> _Row:
+    def _row(self, index: int, trial: TrialRequest) -> _Row:
         trials = self._trials
         inputs = {name: stacked([each]) if name in self._per_row else each for name, each in trial.inputs.items()}
         outputs = {}
@@ -379,7 +379,7 @@ def _is_joined(found: Found) -> bool:
     return all(shape[:1] == (1,) for shape in found.shapes)
 
 
-def _with(body: Any, place: Place, text: str) -> Any:
+def _with(body: Any, place: JsonPlace, text: str) -> Any:
     """*body* with *text* at *place*."""
     if not place:
         return text

@@ -28,7 +28,7 @@ OUTPUT = "output"
 """What the only output of a model is called that gives it no name."""
 
 
-class Trial(NamedTuple):
+class TrialRequest(NamedTuple):
     """A request, straight to the server, and its answer."""
 
     what: str
@@ -72,7 +72,7 @@ class Trials:
     """Dimensions of inputs, beside rows, for which the server takes other sizes."""
     proved: set[str] = field(default_factory=set)
     """Inputs of which it refuses other sizes, or ignores what is more."""
-    done: list[Trial] = field(default_factory=list)
+    done: list[TrialRequest] = field(default_factory=list)
     """All trials; the first one is that of the sample."""
     varied: dict[str, int] = field(default_factory=dict)
     """By input the index of the trial with other values; -1 if the server took none."""
@@ -102,22 +102,22 @@ class Trials:
             await self._vary_rows()
 
     @property
-    def answered(self) -> list[Trial]:
+    def answered(self) -> list[TrialRequest]:
         """Those trials that the server took."""
         return [trial for trial in self.done if trial.is_answered]
 
-    async def ask(self, what: str, inputs: Mapping[str, Tensor], *, keep: bool = True) -> Trial:
+    async def ask(self, what: str, inputs: Mapping[str, Tensor], *, keep: bool = True) -> TrialRequest:
         """Send *inputs*, and keep the trial, unless only *keep* says otherwise."""
         body = json.dumps(filled_in(self.body, inputs)).encode()
         try:
             answer = await self.asker.post(self.path, body)
         except NoAnswerError as error:
-            trial = Trial(what, inputs, MISSING, str(error))
+            trial = TrialRequest(what, inputs, MISSING, str(error))
         else:
             document = answer.json if answer.is_good else MISSING
-            trial = Trial(what, inputs, document, "" if answer.is_good else answer.words)
+            trial = TrialRequest(what, inputs, document, "" if answer.is_good else answer.words)
         if trial.is_answered and self.done and (state := self._failed(trial.answer)):
-            trial = Trial(what, inputs, MISSING, state)
+            trial = TrialRequest(what, inputs, MISSING, state)
         if keep:
             self.done.append(trial)
         return trial
@@ -137,9 +137,9 @@ class Trials:
                 return f"`{name}` is {json.dumps(value)[:100]}, where it was {json.dumps(good[name])[:100]}"
         return ""
 
-    async def _first_answered(self, what: str, requests: Iterable[Mapping[str, Tensor]]) -> Trial:
+    async def _first_answered(self, what: str, requests: Iterable[Mapping[str, Tensor]]) -> TrialRequest:
         """The first of *requests* that the server takes, which is kept, or else the last."""
-        trial = Trial(what, {}, MISSING, "there are no other values")
+        trial = TrialRequest(what, {}, MISSING, "there are no other values")
         for inputs in requests:
             trial = await self.ask(what, inputs, keep=False)
             if trial.is_answered:
@@ -186,7 +186,7 @@ class Trials:
         if await self._is_of_one(names, several):
             await self._take_one(names, several)
 
-    def _is_whole(self, several: Trial, name: str) -> bool:
+    def _is_whole(self, several: TrialRequest, name: str) -> bool:
         """Whether *several* rows, in the input *name*, are read and answered as a whole, not the first alone."""
         if not several.is_answered or not self.differs(several, self.done[0]):
             return False
@@ -203,7 +203,7 @@ class Trials:
                 self.done.pop()
         return False
 
-    async def _is_of_one(self, names: list[str], several: Trial) -> bool:
+    async def _is_of_one(self, names: list[str], several: TrialRequest) -> bool:
         """Whether the inputs called *names* are lists of one row; *several* is a trial with more that failed.
 
         A list of numbers is a row itself, and so is an image. If fewer rows than the sample's are answered as such, the
@@ -237,7 +237,7 @@ class Trials:
         free = {name for name, _ in self.variable}
         return followed[:1] or [name for name in names if name not in free] or names
 
-    def _follows(self, trial: Trial, name: str) -> bool:
+    def _follows(self, trial: TrialRequest, name: str) -> bool:
         """Whether the answers have as many rows as the input *name*, in *trial* as in the first one."""
         if not trial.is_answered:
             return False
@@ -248,7 +248,7 @@ class Trials:
             return False
         return any(tuple(shape[:1] for shape in each.shapes) == tuple((size,) for size in sizes) for each in found)
 
-    async def _take_one(self, names: list[str], several: Trial) -> None:
+    async def _take_one(self, names: list[str], several: TrialRequest) -> None:
         """Send one row in each request, which is in a list of one."""
         words = f"refused: {several.words}" if not several.is_answered else "answered as one"
         self.notes.append(f"it takes one row in each request: several were {words}. `rows: 1` sends one for each row")
@@ -282,13 +282,13 @@ class Trials:
                     self.done[0] = again
 
     @staticmethod
-    def _as_floats(trial: Trial, name: str) -> Trial:
+    def _as_floats(trial: TrialRequest, name: str) -> TrialRequest:
         tensor = trial.inputs.get(name)
         if tensor is None or tensor.datatype == "FP64":
             return trial
         return trial._replace(inputs={**trial.inputs, name: as_floats(tensor)})
 
-    def differs(self, one: Trial, other: Trial) -> bool:
+    def differs(self, one: TrialRequest, other: TrialRequest) -> bool:
         """Whether two answers differ in what may be an output, and is the same for the same request."""
         try:
             found = Answers([trial.answer for trial in (one, other, *self.done[:1], *self._again)], OUTPUT).found
@@ -303,7 +303,7 @@ class Trials:
         )
 
     @property
-    def _again(self) -> list[Trial]:
+    def _again(self) -> list[TrialRequest]:
         return [trial for trial in self.done if trial.what == AGAIN and trial.is_answered]
 
     async def _vary_values(self) -> None:
@@ -360,7 +360,7 @@ class Trials:
         if count > 1:
             await self.ask(LAST, self._rows(self.of_rows, [count - 1], group))
 
-    def _n_rows(self, trial: Trial) -> int:
+    def _n_rows(self, trial: TrialRequest) -> int:
         return next((trial.inputs[name].shape[0] for name in self.of_rows if name in trial.inputs), 1)
 
     @property
@@ -371,7 +371,7 @@ class Trials:
         known = {**self.candidates.inputs, **self.inputs}
         return {name for name, each in known.items() if self.mode == SINGLE or name in self.of_rows or each.shape}
 
-    def n_rows_of(self, trial: Trial) -> int:
+    def n_rows_of(self, trial: TrialRequest) -> int:
         """How many rows a request had."""
         return self._n_rows(trial) if self.mode == ALL else 1
 
