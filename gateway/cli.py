@@ -145,7 +145,8 @@ def parser() -> argparse.ArgumentParser:
     sent = "sent with every question; ${NAME} is taken from the environment, ${file:PATH} from a file. May be repeated"
     add("-H", "--header", metavar="'NAME: VALUE'", action="append", default=[], help=sent)
     add("--path", metavar="PATH", help="where a server that speaks no protocol takes inferences, such as /predict")
-    add("--sample", metavar="FILE", help="JSON that it takes there; without it the example in its /openapi.json")
+    sample = "JSON that it takes there; without it what its /openapi.json says. Several: what differs is an input"
+    add("--sample", metavar="FILE", action="append", default=[], help=sample)
     add("--ca", metavar="FILE", help="for https: who has signed the server's certificate (default: the system's)")
     add("--certificate", metavar="FILE", help="for https: the certificate to show to the server")
     add("--key", metavar="FILE", help="its key")

@@ -83,6 +83,7 @@ class JsonServer:
         application = web.Application(client_max_size=2 * 1024**3)
         application.router.add_get("/v2{slash:/?}", self._server)
         application.router.add_get("/v2/health/{asked:live|ready}", self._healthy)
+        application.router.add_post("/v2/repository/index", self._index)
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             application.router.add_get(model, self._metadata)
             application.router.add_get(f"{model}/ready", self._healthy)
@@ -107,6 +108,9 @@ class JsonServer:
 
     async def _healthy(self, request: web.Request) -> web.Response:
         return web.Response()
+
+    async def _index(self, request: web.Request) -> web.Response:
+        return _json(200, [{"name": name, "version": "1", "state": "READY", "reason": ""} for name in _MODELS])
 
     async def _metadata(self, request: web.Request) -> web.Response:
         name = _model_of(request)

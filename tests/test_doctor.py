@@ -128,7 +128,7 @@ async def silent(connection: Connection) -> None:
         (answering(b"{}", "401 Unauthorized"), "it needs credentials (401): give them with --header 'Authorization:"),
         (answering(b'{"type": "InvalidKeyException"}', "400 Bad Request"), 'it needs credentials (400: {"type": "Inv'),
         (answering(b"nothing", "404 Not Found"), "GET /v2 got 404 Not Found"),
-        (answering(b'{"data": []}'), "it is no server that the gateway can stand in front of"),
+        (answering(b'{"data": []}'), "If it takes JSON in a POST, this command writes a description of it"),
         (answering(b"No required SSL certificate was sent", "400 Bad Request"), "since it wants a client certificate"),
     ],
 )
@@ -957,12 +957,12 @@ async def test_kserve_with_a_model_that_only_speaks_v1(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "datatype"), [("identity", "FP64"), ("unnamed", "FP32")])
-async def test_mlflow(folder: Path, model: str, datatype: str) -> None:
+@pytest.mark.parametrize("model", ["identity", "unnamed"])
+async def test_mlflow(folder: Path, model: str) -> None:
     found = await examined(Mlflow(folder / f"mlflow-{model}", model), infer=("any", X))
     block = {
         "inputs": {"": {"datatype": "FP32", "shape": [-1, 4]}},
-        "outputs": {"output": {"datatype": datatype, "shape": [-1, 4]}},
+        "outputs": {"output": {"datatype": "FP64", "shape": [-1, 4]}},
     }
     assert any("MLflow 3.17" in words for words in found.findings("ok"))
     assert found.backend == {"dialect": "mlflow", "models": {"*": block}, "health": {}, "nonfinite": "as_null"}
@@ -977,8 +977,8 @@ async def test_mlflow(folder: Path, model: str, datatype: str) -> None:
 @pytest.mark.parametrize(
     ("model", "inputs", "outputs"),
     [
-        ("signed", {"x": [[0.5, 1, 2, 3]], "n": [7]}, {"y": ("FP32", [-1, 4]), "m": ("INT64", [-1])}),
-        ("columns", {"a": [0.5, 1], "b": [3, 4]}, {"predictions": ("FP32", [-1])}),
+        ("signed", {"x": [[0.5, 1, 2, 3]], "n": [7]}, {"y": ("FP64", ["n", 4]), "m": ("INT64", [-1])}),
+        ("columns", {"a": [0.5, 1], "b": [3, 4]}, {"predictions": ("FP64", ["n"])}),
     ],
 )
 async def test_mlflow_with_a_signature_needs_a_sample(
@@ -987,7 +987,7 @@ async def test_mlflow_with_a_signature_needs_a_sample(
     file = folder / f"{model}.json"
     file.write_text(json.dumps({"inputs": inputs}))
     server = Mlflow(folder / f"mlflow-{model}", model)
-    sent = {name: np.array(value, np.int64 if name in "bn" else np.float32) for name, value in inputs.items()}
+    sent = {name: np.array(value, np.int64 if name in "bn" else np.float64) for name, value in inputs.items()}
     with serving(server):
         without = await doctor(server.url)
         found = await doctor(server.url, "--path", "/invocations", "--sample", str(file))
@@ -995,7 +995,7 @@ async def test_mlflow_with_a_signature_needs_a_sample(
     assert "--path /invocations" in without.findings("problem")[0]
     (block,) = found.backend["models"].values()
     assert {name: (each["datatype"], each["shape"]) for name, each in block["outputs"].items()} == outputs
-    assert found.table["infer in binary"] == SAME
+    assert found.table["infer in binary"].startswith("yes; "), found.printed
     if model == "signed":
         assert missing_from(found, "MLFLOW") == set()
 

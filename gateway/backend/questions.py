@@ -37,12 +37,17 @@ _TORCHSERVES_404 = b'"ResourceNotFoundException"'
 _STARTING_OR_BUSY = frozenset({429, 500, 502, 503, 504})
 """Statuses that do not tell which paths a server has; they may also come from its proxy."""
 
-_SIGNS_OF_V1 = (("/v1/models", (200,), "models", list), ("/v1/models/any", (400, 404), "error", str))
-"""Paths, and the statuses and members of the answers by which TensorFlow Serving and KServe's V1 are known.
+_V1_LIST, _V1_MODEL = "/v1/models", "/v1/models/any"
+"""What KServe's V1 answers with the list of its models, and a model that no server has."""
 
-The first is KServe's; servers with OpenAI's interface list `data`. The second refuses a model that is not there, where
-`error` is an object elsewhere.
-"""
+_V1_REFUSALS = (
+    "Could not find any versions of model any",  # TensorFlow Serving, 404
+    "Malformed request: GET ",  # TensorFlow Serving before 1.9, 400
+    "Missing model name in request",  # TensorFlow Serving, of `_V1_LIST`, 400
+    "Model with name any does not exist",  # KServe, 404
+)
+"""How errors of TensorFlow Serving and KServe's V1 begin. Any other text in `error` tells nothing: Flask, Express and
+Elasticsearch have that member, too."""
 
 
 class Answer(NamedTuple):
@@ -224,9 +229,9 @@ async def said_after(first: Answer, get: Get) -> Said:
 async def ask_other_dialect(get: Get) -> Said:
     """Find the dialect of a server that is none of V2, by up to four questions. Raises the errors of *get*."""
     came = []
-    for path, statuses, member, type_ in _SIGNS_OF_V1:
+    for path in (_V1_LIST, _V1_MODEL):
         answer = await get(path)
-        if answer.status in statuses and isinstance(answer.member(member), type_):
+        if _is_v1(answer):
             return Said(TENSORFLOW)
         came.append(f"GET {path} {answer.status_line}")
     ping = await get("/ping")
@@ -238,3 +243,12 @@ async def ask_other_dialect(get: Get) -> Said:
             return Said(MLFLOW, title=f"MLflow {shortened(text)}")
         came.append(f"GET /version {version.status_line}")
     return Said("", answers=", ".join(came))
+
+
+def _is_v1(answer: Answer) -> bool:
+    """Whether *answer*, to `_V1_LIST` or `_V1_MODEL`, is in the form of TensorFlow Serving or of KServe's V1."""
+    if answer.status == 200:
+        models = answer.member("models")
+        return isinstance(models, list) and all(isinstance(name, str) for name in models)
+    error = answer.member("error")
+    return answer.status in (400, 404) and isinstance(error, str) and error.startswith(_V1_REFUSALS)

@@ -6,6 +6,7 @@ headers, such as credentials, files for TLS, and a sample. Their values may come
 every list of processes.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,13 +16,16 @@ from typing import Any, NamedTuple
 
 from gateway.app import DataPlane, new_name
 from gateway.backend import questions
+from gateway.backend.arriving import LostError, NotHttpError
+from gateway.backend.connections import NoAnswerError
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.questions import Answer, own_connections
+from gateway.backend.wire import Wire
 from gateway.certificates import TlsContext
 from gateway.codec.v2.framing import HEADER_LENGTH
 from gateway.config import parse
 from gateway.doctor.report import ProblemError, configuration
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, ErrorKind
 from gateway.policy.crossing import BackendHeaders
 
 ASK_S = 5.0
@@ -49,8 +53,8 @@ class Given(NamedTuple):
     """Keys of `tls` with their values."""
     path: str | None = None
     """Where the server takes inferences, if it speaks no protocol."""
-    sample: str | None = None
-    """The file of a sample for `path`; None: the example in the server's `/openapi.json`."""
+    samples: Sequence[str] = ()
+    """The files of samples for `path`; none: what the server's `/openapi.json` says of it."""
 
     def settings(self) -> dict[str, Any]:
         """The backend's keys for these options. Raises `ConfigError`."""
@@ -66,22 +70,25 @@ class Given(NamedTuple):
         found = {"headers": {"set": values} if values else {}, "tls": dict(self.tls)}
         return {key: value for key, value in found.items() if value}
 
-    def document(self) -> Any:
-        """The JSON in the file of the sample; None without a file. Raises `ConfigError`."""
+    def documents(self) -> list[Any]:
+        """The JSON in the files of the samples. Raises `ConfigError`."""
         if self.path is not None and not self.path.startswith("/"):
             raise ConfigError(f"--path {self.path}: expected a path that starts with /, such as /predict")
-        if self.sample is None:
-            return None
-        if self.path is None:
+        if self.samples and self.path is None:
             raise ConfigError("--sample: goes with --path, the path that the sample is posted to")
-        try:
-            document = json.loads(Path(self.sample).read_bytes())
-            json.dumps(document, ensure_ascii=False).encode()  # raises for half a surrogate pair, which is no text
-            return document
-        except OSError as error:
-            raise ConfigError(f"--sample {self.sample}: cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"--sample {self.sample}: not JSON: {error}") from None
+        return [_document(name) for name in self.samples]
+
+
+def _document(name: str) -> Any:
+    """The JSON in the file called *name*. Raises `ConfigError`."""
+    try:
+        document = json.loads(Path(name).read_bytes())
+        json.dumps(document, ensure_ascii=False).encode()  # raises for half a surrogate pair, which is no text
+        return document
+    except OSError as error:
+        raise ConfigError(f"--sample {name}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--sample {name}: not JSON: {error}") from None
 
 
 def endpoint_of(url: str, settings: Mapping[str, Any]) -> tuple[Endpoint, Mapping[str, str]]:
@@ -118,6 +125,28 @@ class Asker(questions.Asker):
             fields = [("Content-Type", "application/octet-stream"), (HEADER_LENGTH, str(header_length))]
         fields.append(("Content-Length", str(len(body))))
         return await self.ask("POST", path, body, fields, self.within_s and TRIAL_S)
+
+    async def keep(self, method: str, path: str, body: bytes, within_s: float) -> Wire:
+        """Ask, read the answer, and return the connection, which the caller ends with `abort`. Raises `NoAnswerError`.
+
+        The server may have closed it.
+        """
+        fields = [*self.fields, ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        lines = [f"{method} {self.endpoint.base_path}{path} HTTP/1.1", f"Host: {self.endpoint.authority}"]
+        head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in fields), "", ""]).encode()
+        wire = await self.connections.connect(self.endpoint)
+        try:
+            async with asyncio.timeout(within_s):
+                wire.begin(method, head + body)
+                answer = wire.answer
+                assert answer is not None
+                await answer.read_head()
+                while await answer.read_body():
+                    pass
+            return wire
+        except (TimeoutError, LostError, NotHttpError) as error:
+            wire.abort()
+            raise NoAnswerError(ErrorKind.UPSTREAM_CLOSED, f"no answer to {method} {path}", str(error)) from None
 
 
 @asynccontextmanager

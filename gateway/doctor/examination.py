@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from gateway import __version__
@@ -20,8 +21,12 @@ from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, TORCHSERVE, 
 from gateway.config import Address
 from gateway.config.values import first_of, nearest, shortened
 from gateway.doctor.asking import ASK_S, REASONS, Asker, Given, endpoint_of
-from gateway.doctor.model import Model, Straight, describe, described_sample, first_inference, set_models, try_sample
+from gateway.doctor.filling import MISSING
+from gateway.doctor.holding import find_single_connection
+from gateway.doctor.model import Model, Straight, describe, first_inference, set_models
+from gateway.doctor.offers import Offer, described_sample, offers_of
 from gateway.doctor.report import ProblemError, Report, configuration
+from gateway.doctor.template import try_sample
 from gateway.doctor.through import add_grpc, cross
 from gateway.errors import ErrorKind, GatewayError
 from gateway.process.ports import is_free
@@ -50,11 +55,13 @@ _SPEAKS = {
     MLFLOW: "it is MLflow's scoring server",
 }
 
+_GIVE = (
+    "If it takes JSON in a POST, this command writes a description of it for the gateway: give --path, where it takes "
+    "inferences, and --sample, a file with what it takes there"
+)
 _UNKNOWN = (
-    "it is no server that the gateway can stand in front of: {}. It speaks neither V2 nor the JSON of TensorFlow "
-    "Serving or MLflow; a server that has no more of V2 than its models is recognized with --model. With --path, "
-    "where it takes inferences, and --sample, a file with what it takes there, this command writes a description of "
-    "it for the gateway"
+    "it speaks none of the protocols that the gateway knows: {}. A server that has no more of V2 than its models is "
+    "recognized with --model"
 )
 
 
@@ -64,8 +71,8 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     Findings go to standard output; with *only_yaml* to standard error, and the configuration alone to standard output.
     Raises `ConfigError` if *url* is not that of a server, or if what is *given* cannot be used.
     """
-    url, left_out = _meant_by(url)
-    document = given.document()
+    url, left_out, given = _meant_by(url, given)
+    documents = given.documents()
     report = Report(sys.stderr if only_yaml else sys.stdout, given.settings(), dict(REASONS))
     endpoint, headers = endpoint_of(url, report.settings)
     report.block(f"{url}, examined by tensor-gateway {__version__}", "")
@@ -76,15 +83,18 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
         )
     try:
         asker, first = await _reach(endpoint, headers, report)
-        if given.path is None:
-            said = await _recognize(asker, first, Model(model), report)
+        said = Said("") if given.path else await _recognize(asker, first, Model(model), report)
+        if said.dialect:
             tried = Model(await _choose_model(asker, said.dialect, model, report))
             tried, straight = await _first_inference(url, asker, said.dialect, tried, report)
         else:
+            if given.path is None:
+                url, asker, offer = await _offered(url, asker, first, said, report)
+            else:
+                offer = Offer(given.path) if documents else await described_sample(asker, given.path, url)
             said, tried = Said(TEMPLATE), Model(model or THE_MODEL)
-            report.heading(f"POST {given.path}")
-            document = document if given.sample else await described_sample(asker, given.path)
-            straight = await try_sample(asker, given.path, document, tried.name, report)
+            straight = await _try_offer(asker, offer, documents, tried.name, report)
+        await find_single_connection(asker, straight, report)
         await _find_health(asker, said.dialect if straight is None else straight.dialect, tried.name, report)
         await cross(url, asker, tried, straight, report)
     except ProblemError as error:
@@ -95,24 +105,46 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
         return UNUSABLE
     add_grpc(report)
     report.table("What clients can do through the gateway", report.abilities)
-    endpoint_of(url, report.settings)  # raises for a configuration that `check` would refuse
+    _print_file(url, said, report, only_yaml=only_yaml)
+    works_as_it_is = report.infers and not report.has_problem and report.settings.keys() <= {"health"}
+    return WORKS if works_as_it_is else WORKS_WITH
+
+
+def _print_file(url: str, said: Said, report: Report, *, only_yaml: bool) -> None:
+    """Print the configuration for the server at *url*. Raises `ConfigError` if `check` would refuse it."""
+    endpoint_of(url, report.settings)
     found = f"In front of {said.title or 'a server'} at {url}, as `tensor-gateway doctor` found it on "
+    found += f"{datetime.now(UTC):%Y-%m-%d}"
     listen, admin = (_address(port, url) for port in (8080, 9090))
-    file = configuration(url, report.settings, report.reasons, listen, admin, f"{found}{datetime.now(UTC):%Y-%m-%d}")
+    file = configuration(url, report.settings, report.reasons, listen, admin, found, report.remarks)
     if only_yaml:
         sys.stdout.write(file)
     else:
         report.heading("A configuration for it")
         report.block(file)
-    works_as_it_is = report.infers and not report.has_problem and report.settings.keys() <= {"health"}
-    return WORKS if works_as_it_is else WORKS_WITH
 
 
-def _meant_by(url: str) -> tuple[str, str]:
-    """The server's part of a *url* that a user has typed, and the end of its path, which belongs to the protocol."""
-    match = _URL.fullmatch(url if "://" in url else f"http://{url}")
+def _meant_by(url: str, given: Given) -> tuple[str, str, Given]:
+    """The server's part of a *url* that a user has typed, the end of its path that belongs to a protocol, and options.
+
+    With a sample, the URL's path is where the sample goes.
+    """
+    url = url if "://" in url else f"http://{url}"
+    if given.samples and given.path is None and (path := _path_of(url)):
+        return _root_of(url), "", given._replace(path=path)
+    match = _URL.fullmatch(url)
     base, end = match.groups(default="") if match is not None else (url, "")
-    return base.rstrip("/"), end
+    return base.rstrip("/"), end, given
+
+
+def _path_of(url: str) -> str:
+    """The path in *url*; empty if it has none."""
+    return "".join(re.findall(r"^[^/]*//[^/]*(/[^?#]*)", url)).rstrip("/")
+
+
+def _root_of(url: str) -> str:
+    """*url* without its path."""
+    return "".join(re.findall(r"^[^/]*//[^/]*", url))
 
 
 def _address(first: int, url: str) -> str:
@@ -163,13 +195,12 @@ async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
 async def _recognize(asker: Asker, first: Answer, model: Model, report: Report) -> Said:
     """Which server answers; *first* is its answer to `GET /v2`, *model* the one to try, maybe without a name.
 
-    Raises `ProblemError` and `NoAnswerError`.
+    Without a dialect if it speaks no protocol. Raises `NoAnswerError`.
     """
     report.heading("The server")
     said = await recognized(first, asker.get, *([model.path, f"{model.path}/infer"] if model.name else []))
     if not said.dialect:
-        finding = await judge(asker.endpoint, first)
-        raise ProblemError(finding.words if finding is not None else _UNKNOWN.format(said.answers))
+        return said
     words = _SPEAKS[said.dialect]
     if said.title == TORCHSERVE:
         words = f"with service_envelope=kservev2 in its config.properties {words}"
@@ -183,6 +214,38 @@ async def _recognize(asker: Asker, first: Answer, model: Model, report: Report) 
     if said.dialect != V2:
         report.set("dialect", said.dialect, "what the server speaks")
     return said
+
+
+async def _offered(url: str, asker: Asker, first: Answer, said: Said, report: Report) -> tuple[str, Asker, Offer]:
+    """What to try of a server at *url* that speaks no protocol: its URL, what asks it, and the only offer.
+
+    *first* is the answer to `GET /v2`, *said* has all that came. Raises `ProblemError`, which lists all offers.
+    """
+    path, root = _path_of(url), _root_of(url)
+    if path:
+        endpoint, headers = endpoint_of(root, report.settings)
+        asker = Asker(endpoint if endpoint.addresses else await _looked_up(endpoint, report), headers)
+        return root, asker, await described_sample(asker, path, root)
+    finding = await judge(asker.endpoint, first)
+    if finding is not None and not first.is_html:
+        raise ProblemError(finding.words)
+    offers = await offers_of(asker)
+    listed = "; ".join(offer.command(url) for offer in offers)
+    if len(offers) == 1 and offers[0].sample is not MISSING and "{" not in offers[0].path:
+        report.note(f"{_UNKNOWN.format(said.answers)}. It offers one path, which is tried: {listed}")
+        return url, asker, offers[0]
+    words = finding.words if finding is not None else _UNKNOWN.format(said.answers)
+    raise ProblemError(f"{words}. It offers to try: {listed}" if offers else f"{words}. {_GIVE}")
+
+
+async def _try_offer(asker: Asker, offer: Offer, documents: list[Any], model: str, report: Report) -> Straight:
+    """The first inference of a server that speaks no protocol. Raises `ProblemError`."""
+    report.heading(f"POST {offer.path}")
+    try:
+        return await try_sample(asker, offer.path, documents or [offer.sample], model, report)
+    except ProblemError as error:
+        made = "This sample was made of the types in its /openapi.json: give a real one with --sample FILE"
+        raise (ProblemError(f"{error}. {made}") if offer.is_made else error) from None
 
 
 async def _choose_model(asker: Asker, dialect: str, asked_for: str, report: Report) -> str:

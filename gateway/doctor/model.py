@@ -1,7 +1,7 @@
 """A model: what its server says of it, the first inference that is answered, and what is to be set for both.
 
-That inference goes straight to the server, in the JSON of its own clients, or is a sample that the user has given. Not
-here: requests through the gateway (`through`).
+That inference goes straight to the server, in the JSON of its own clients. Not here: servers that speak no protocol
+(`template`), and requests through the gateway (`through`).
 """
 
 import itertools
@@ -15,19 +15,15 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.backend.connections import NoAnswerError
-from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
+from gateway.backend.questions import MLFLOW, TENSORFLOW, V2, Answer
 from gateway.codec.dialects import DIALECTS
 from gateway.codec.dialects.description import NAMELESS_INPUT
 from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.doctor.answered import Answers
 from gateway.doctor.asking import Asker, gateway
 from gateway.doctor.report import ProblemError, Report
-from gateway.doctor.tensors import Declared, Guess, Tensor, UnreadableError, described, outputs_of, samples_for
-
-MAX_SHOWN = 300
-"""How many characters of the answer to a sample are shown."""
-
-OUTPUT = "output"
-"""What the only output of a model is called that gives it no name."""
+from gateway.doctor.tensors import Declared, Tensor, UnreadableError, described, outputs_of, samples_for, tensor_of
+from gateway.doctor.trials import OUTPUT
 
 _ANY = (Declared(NAMELESS_INPUT, "FP32", (-1, -1)),)
 _TRIALS = {
@@ -58,6 +54,14 @@ class Model:
         return f"/v2/models/{quote(self.name, safe='')}"
 
 
+class Tried(NamedTuple):
+    """An inference that the server has answered straight, as a request to the gateway and the answer that is right."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    n_rows: int
+
+
 class Straight(NamedTuple):
     """An inference that the server has answered."""
 
@@ -68,6 +72,12 @@ class Straight(NamedTuple):
     outputs: tuple[Tensor, ...]
     form: str = ""
     """The `format` of the configuration, where it is not the default."""
+    tried: tuple[Tried, ...] = ()
+    """All inferences that were answered, of a server that speaks no protocol."""
+    unstable: frozenset[str] = frozenset()
+    """Outputs that differ for the same request."""
+    constants: tuple[str, ...] = ()
+    """What stands in the body beside the inputs, in words."""
 
 
 # What the server says
@@ -120,7 +130,7 @@ async def first_inference(asker: Asker, dialect: str, model: Model) -> Straight:
         inputs = [model.inputs] if model.inputs else [(each,) for each in undescribed]
         for samples in itertools.chain.from_iterable(map(samples_for, inputs)):
             body = _written(spoken, form, samples)
-            answer = await _answer_to(asker, path, body)
+            answer = await answer_to(asker, path, body)
             if answer.is_good:
                 outputs = _outputs_of(answer, spoken, model)
                 return Straight(spoken, path, body, samples, outputs, form)
@@ -131,7 +141,7 @@ async def first_inference(asker: Asker, dialect: str, model: Model) -> Straight:
     raise ProblemError(why or "its inputs are too large for a trial")
 
 
-async def _answer_to(asker: Asker, path: str, body: bytes) -> Answer:
+async def answer_to(asker: Asker, path: str, body: bytes) -> Answer:
     """The server's answer to a first inference. Raises `ProblemError` if none comes, or for credentials."""
     try:
         answer = await asker.post(path, body)
@@ -154,9 +164,9 @@ def _outputs_of(answer: Answer, dialect: str, model: Model) -> tuple[Tensor, ...
         members = document if isinstance(document, dict) else {}
         said = {declared.name: declared.datatype for declared in model.outputs}
         only = next(iter(said)) if len(said) == 1 else OUTPUT
-        guess = Guess(members.get("outputs", members.get("predictions")), only, said, is_answer=True)
-        if guess.tensors:
-            return tuple(guess.tensors.values())
+        found = Answers([members.get("outputs", members.get("predictions"))], only, said).found
+        if found:
+            return tuple(tensor_of(name, each.datatype, each.values[0]) for name, each in found.items())
         words = "nothing in `outputs` or `predictions` that forms a tensor"
     except (UnreadableError, ValueError, TypeError) as error:
         words = str(error)
@@ -198,62 +208,3 @@ def _set(dialect: str, model: str, block: Mapping[str, Any], report: Report) -> 
         tell(words)
     if block := {key: value for key, value in block.items() if value}:
         report.set("models", {"*" if dialect == MLFLOW else model: block}, why)
-
-
-# A model that speaks no protocol
-
-
-async def described_sample(asker: Asker, path: str) -> Any:
-    """The example that the server's `/openapi.json` has for `POST` *path*. Raises `ProblemError` without one."""
-    document = (await asker.get("/openapi.json")).json
-    try:
-        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        schema = content.get("schema", {})
-        name = schema.get("$ref", "").rpartition("/")[2]
-        schema = document["components"]["schemas"][name] if name else schema
-        return next(example for holder in (content, schema) if (example := _example(holder)) is not None)
-    except (TypeError, KeyError, AttributeError, StopIteration):
-        without = f"the server's /openapi.json has no example of a request to {path}"
-        raise ProblemError(f"{without}: give one with --sample FILE") from None
-
-
-def _example(schema: Mapping[str, Any]) -> Any:
-    """The first example in *schema*; None without one."""
-    examples = schema.get("examples", [])
-    if isinstance(examples, dict):
-        examples = [each["value"] for each in examples.values()]
-    return schema.get("example", next(iter(examples), None))
-
-
-async def try_sample(asker: Asker, path: str, document: Any, model: str, report: Report) -> Straight:
-    """Send *document* to *path*, and set the template that it and the answer show. Raises `ProblemError`."""
-    sent = _guessed("the sample", document, "input")
-    if not sent.tensors:
-        raise ProblemError("the sample has no value that could be an input")
-    if sent.differing:
-        raise ProblemError(
-            f"the rows of the sample differ at {', '.join(sent.differing)} in values that no tensor can have: give a "
-            "sample with one row"
-        )
-    body = json.dumps(document).encode()
-    answer = await _answer_to(asker, path, body)
-    if not answer.is_good:
-        raise ProblemError(f"the sample was refused: {answer.words}")
-    text = answer.body.decode(errors="replace")
-    report.ok(f"POST {path} with the sample: {text[:MAX_SHOWN]}{'...' if len(text) > MAX_SHOWN else ''}")
-    came = _guessed("the answer to the sample", answer.json, OUTPUT, is_answer=True)
-    if not came.tensors:
-        raise ProblemError("the answer to the sample is no JSON that has outputs in it")
-    report.set("dialect", TEMPLATE, "it speaks no protocol: `models` says what it gets and what it answers")
-    inputs, outputs = (tuple(each.tensors.values()) for each in (sent, came))
-    request = {"path": path, "body": sent.body}
-    block = {"inputs": described(inputs), "outputs": described(outputs), "request": request, "answer": came.paths}
-    _set(TEMPLATE, model, block, report)
-    return Straight(TEMPLATE, path, body, inputs, outputs)
-
-
-def _guessed(where: str, document: Any, only: str, *, is_answer: bool = False) -> Guess:
-    try:
-        return Guess(document, only, is_answer=is_answer)
-    except UnreadableError as error:
-        raise ProblemError(f"{where} has {error}") from None

@@ -3,7 +3,7 @@
 import json
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TextIO
@@ -29,6 +29,8 @@ class Report:
     """Why these keys should be set, in a few words, for the comments in the file."""
     abilities: list[tuple[str, str]] = field(default_factory=list)
     """What clients can do: what, and whether."""
+    remarks: dict[str, list[str]] = field(default_factory=dict)
+    """Lines of comments that stand below a key in the file."""
     has_problem: bool = False
     infers: bool = False
     """Whether an inference has crossed the gateway."""
@@ -50,8 +52,12 @@ class Report:
         self.has_problem = True
         self._print("  problem  ", words)
 
+    def question(self, words: str) -> None:
+        """Print what only the user can know."""
+        self._print("  question ", words)
+
     def set(self, key: str, value: Any, why: str) -> None:
-        """Note that the backend's *key* should have *value*, and why."""
+        """Note that the backend's *key* should have *value*, and why, in one line or several."""
         self.settings[key], self.reasons[key] = value, why
 
     def advise(self, key: str, value: Any, why: str, more: str = "") -> None:
@@ -89,14 +95,25 @@ def configuration(
     listen: str = "127.0.0.1:0",
     admin: str = "127.0.0.1:0",
     found: str = "",
+    remarks: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
-    """The file that puts the gateway in front of *endpoint*; *found* says what that is, for its first line."""
+    """The file that puts the gateway in front of *endpoint*; *found* says what that is, for its first line.
+
+    *reasons* stand above their keys as comments, *remarks* below them.
+    """
     lines = [f"# {found}", f"listen: {listen}", f"admin: {admin}"]
     lines += ["backends:", "  default:", f"    endpoints: [{_quoted(endpoint)}]"]
     for key, value in settings.items():
         n_levels = 3 if key == "models" else 0  # a line for each input and output
-        lines += [f"    # {reasons.get(key, '')}", *(f"    {line}" for line in _lines(key, value, n_levels))]
+        lines += _comments(reasons.get(key, "").split("\n"))
+        lines += [f"    {line}" for line in _lines(key, value, n_levels)]
+        lines += _comments(remarks.get(key, ()))
     return "\n".join(lines) + "\n"
+
+
+def _comments(texts: Iterable[str]) -> Iterator[str]:
+    """*texts* as lines of comments in the block of a backend."""
+    return (f"    # {_printable(text)}".rstrip() for text in texts)
 
 
 def _lines(key: str, value: Any, n_levels: int) -> Iterator[str]:

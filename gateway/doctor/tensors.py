@@ -1,14 +1,14 @@
-"""Tensors of a few numbers: for trial inferences, as JSON and in binary, those that come back, and those of a document.
+"""Tensors of a few numbers: for trial inferences, as JSON and in binary, and those that come back.
 
 On purpose without the gateway's codec, because the trials judge the codec's work. Not here: sending.
 """
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Annotated, Any
 
 import msgspec
@@ -71,6 +71,12 @@ class Tensor(Declared):
     def nested(self) -> Any:
         """The values as nested lists; a scalar is itself."""
         return np.array([*self.values, None], object)[:-1].reshape(self.shape).tolist()
+
+
+def tensor_of(name: str, datatype: str, data: Any) -> Tensor:
+    """The tensor with the values of *data*, nested lists that form one. Raises `UnreadableError` as `blob_of`."""
+    array = np.array(data, object)
+    return Tensor(name, datatype, array.shape, blob_of(datatype, list(array.flat)))
 
 
 def described(tensors: Iterable[Declared]) -> dict[str, Any]:
@@ -137,10 +143,10 @@ def shape_of(data: Any) -> tuple[int, ...] | None:
 
 
 def likely_datatype(values: Sequence[Any]) -> str:
-    """The likeliest datatype of *values* of JSON, among those that hold them exactly, if one does; `null` may be NaN.
+    """The likeliest datatype of *values* of JSON, which holds them exactly, if one does; `null` may be NaN.
 
-    Empty for values of several kinds, and for lists and objects. Raises `UnreadableError` for an integer that no
-    datatype holds.
+    A number with a point is FP64: 0.25 is exact in FP32, too, but 0.35 comes next. Empty for values of several kinds,
+    and for lists and objects. Raises `UnreadableError` for an integer that no datatype holds.
     """
     types = set(map(type, values))
     if types == {bool}:
@@ -149,12 +155,12 @@ def likely_datatype(values: Sequence[Any]) -> str:
         return "BYTES"
     if types == {NoneType} or types - {int, float, NoneType}:
         return ""
-    if types == {int}:
-        return "INT64" if all(-(2**63) <= value < 2**63 for value in values) else "FP64"
-    doubles = np.frombuffer(blob_of("FP64", values))
-    with np.errstate(over="ignore"):
-        is_single = np.array_equal(doubles.astype(np.float32), doubles, equal_nan=True)
-    return "FP32" if is_single else "FP64"  # 0.1, printed short, is FP64
+    if types == {int} and all(-(2**63) <= value < 2**63 for value in values):
+        return "INT64"
+    if types == {int} and all(0 <= value < 2**64 for value in values):
+        return "UINT64"
+    blob_of("FP64", values)  # raises for an integer beyond
+    return "FP64"
 
 
 def blob_of(datatype: str, values: Sequence[Any]) -> bytes:
@@ -209,97 +215,3 @@ def _blob_in(output: _Output, blobs: BytesIO) -> bytes:
 def same(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:
     """Whether the outputs of two answers are the same, whatever their order."""
     return {each.name: each for each in one} == {each.name: each for each in other}
-
-
-# What a document of JSON holds
-
-
-class Guess:
-    """The tensors of a *document*, and the template that makes it of them."""
-
-    def __init__(
-        self, document: Any, only: str, known: Mapping[str, str] = MappingProxyType({}), *, is_answer: bool = False
-    ) -> None:
-        """*only* is what the whole document is called, where it is one tensor. *known* are datatypes by name.
-
-        Raises `UnreadableError` for values that their datatype does not hold.
-        """
-        self._known = known
-        # what `$id` and `$parameters` of a body stand for is no tensor
-        self._reserved = () if is_answer else ("id", "parameters")
-        self.tensors: dict[str, Tensor] = {}
-        """Each input or output, with the values of the document."""
-        self.paths: dict[str, str] = {}
-        """Where each stands, as in `answer`."""
-        self.differing: list[str] = []
-        """Where rows have different values that are no tensor, which a template cannot say."""
-        self._only = only
-        self._has_lists = _has_lists(document)
-        self.body = self._read([document], (), "$", is_rows=False)
-        """The document with `$NAME` in place of its tensors, as in `request.body`."""
-
-    def _read(self, values: list[Any], names: tuple[str, ...], path: str, *, is_rows: bool) -> Any:
-        """What stands for *values*, which are all that is at *path*: one value, or that of each row."""
-        first = values[0]
-        if _are_objects(values) and all(value.keys() == first.keys() for value in values):
-            return {
-                _escaped(name): self._read(
-                    [value[name] for value in values], (*names, name), path + _step(name), is_rows=is_rows
-                )
-                for name in first
-            }
-        if not is_rows and isinstance(first, list) and _are_objects(first):
-            return self._records(first, names, path)
-        data = values if is_rows else first
-        may_be_tensor = isinstance(data, list) or not self._has_lists
-        if may_be_tensor and None not in values and shape_of(data) is not None:
-            return f"${self._tensor(data, names, path)}"
-        if values.count(first) < len(values):
-            self.differing.append(path)
-        return _escaped(first)
-
-    def _records(self, records: list[Any], names: tuple[str, ...], path: str) -> Any:
-        """What stands for a list of objects: its rows if there are tensors in them, else the list as it is."""
-        n_tensors, n_differing = len(self.tensors), len(self.differing)
-        row = self._read(records, names, f"{path}[*]", is_rows=True)
-        if len(self.tensors) > n_tensors:
-            return {"$each": row}
-        del self.differing[n_differing:]
-        return _escaped(records)
-
-    def _tensor(self, values: Any, names: tuple[str, ...], path: str) -> str:
-        name = (names[-1] if names else "").lstrip("$") or self._only
-        taken = {*self._reserved, *self.tensors}
-        if name in taken and len(names) > 1:
-            name = "_".join(names).lstrip("$")
-        if name in taken:
-            name = f"{name}_{len(self.tensors)}"
-        flat_values = flat(values)
-        datatype = self._known.get(name) or likely_datatype(flat_values)
-        self.tensors[name] = Tensor(name, datatype, shape_of(values) or (), blob_of(datatype, flat_values))
-        self.paths[name] = path
-        return name
-
-
-def _are_objects(values: list[Any]) -> bool:
-    return bool(values) and all(isinstance(value, dict) for value in values)
-
-
-def _has_lists(document: Any) -> bool:
-    if isinstance(document, dict):
-        return any(map(_has_lists, document.values()))
-    return isinstance(document, list)
-
-
-def _step(name: str) -> str:
-    """The member called *name* as it stands in a path."""
-    return f".{name}" if name.isidentifier() else f"[{json.dumps(name)}]"
-
-
-def _escaped(value: Any) -> Any:
-    """*value* as it stands in a body: no text that begins with `$` is a reference."""
-    if isinstance(value, dict):
-        return {_escaped(name): _escaped(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_escaped(item) for item in value]
-    return f"${value}" if isinstance(value, str) and value.startswith("$") else value

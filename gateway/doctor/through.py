@@ -131,7 +131,9 @@ class Crossing:
             self.report.can("infer in binary", f"no: {words}")
             return False
         self.report.infers = True
-        if same(outputs, self.straight.outputs):
+        if self.straight.tried:
+            await self._compare()
+        elif same(outputs, self.straight.outputs):
             self.report.ok("the trial inference gives the same values in binary through the gateway, bit for bit")
             self.report.can("infer in binary", "yes, with the same values as straight in JSON")
         else:
@@ -141,6 +143,46 @@ class Crossing:
             )
             self.report.can("infer in binary", "yes")
         return True
+
+    async def _compare(self) -> None:
+        """Send all that was tried straight of a template, and report every difference."""
+        n_same, n_rows, different = 0, 0, []
+        async with gateway(self.url, self.report.settings) as asker:
+            for number, tried in enumerate(self.straight.tried, 1):
+                answer = await asker.post(f"{self.model.path}/infer", *binary_request(tried.inputs))
+                try:
+                    outputs = outputs_of(answer)
+                except UnreadableError as error:
+                    words = answer.words if answer.status != 200 else str(error)
+                    different.append(f"request {number}, of {tried.n_rows} rows, was refused: {words}")
+                    continue
+                if wrong := self._other_outputs(outputs, tried.outputs):
+                    different.append(f"request {number}, of {tried.n_rows} rows: other values of {', '.join(wrong)}")
+                n_same, n_rows = n_same + (not wrong), n_rows + tried.n_rows * (not wrong)
+        constants = "; ".join(self.straight.constants)
+        beside = f"with these constants: {constants}" if constants else "nothing in the body is constant"
+        counted = f"{n_same} varied requests ({n_rows} rows) gave the same values as straight, {beside}"
+        for words in different:
+            self.report.problem(f"through the gateway {words}. Straight to the server it was answered otherwise")
+        if different:
+            self.report.can("infer in binary", f"not always: {len(different)} of {len(self.straight.tried)} differ")
+        else:
+            self.report.ok(f"in binary through the gateway, bit for bit: {counted}")
+            self.report.can("infer in binary", f"yes; {counted}")
+
+    def _other_outputs(self, outputs: Sequence[Tensor], right: Sequence[Tensor]) -> list[str]:
+        """The names of *outputs* that are not as in *right*; of those that are never the same, the shape counts."""
+        came = {each.name: each for each in outputs}
+        wrong = []
+        for each in right:
+            other = came.pop(each.name, None)
+            if each.name in self.straight.unstable:
+                is_same = other is not None and (other.datatype, len(other.shape)) == (each.datatype, len(each.shape))
+            else:
+                is_same = other == each
+            if not is_same:
+                wrong.append(each.name)
+        return [*wrong, *came]
 
     async def find_binary(self) -> None:
         """Find out whether the server reads and writes binary tensors itself, though it does not say so."""

@@ -217,7 +217,7 @@ async def test_a_server_of_another_protocol_is_told_by_what_it_has(
         ),
         (
             "tensorflow",
-            {"/v1/models/any": ("404 Not Found", b'{"error": "no"}')},
+            {"/v1/models/any": ("404 Not Found", b'{"error": "Model with name any does not exist."}')},
             "INFO",
             "`dialect: tensorflow` answers",
         ),

@@ -55,7 +55,9 @@ async def ask_dialect(server: Server) -> Said:
         ({"/v1/models": V1_MODELS}, Said("tensorflow"), 2),
         ({"/v1/models": answer(b'{"models": []}')}, Said("tensorflow"), 2),
         ({"/v1/models/any": TF_REFUSAL}, Said("tensorflow"), 3),
-        ({"/v1/models/any": answer(b'{"error": "Malformed request"}', 400)}, Said("tensorflow"), 3),
+        ({"/v1/models/any": answer(b'{"error": "Malformed request: GET /v1/models/any"}', 400)}, Said("tensorflow"), 3),
+        ({"/v1/models": answer(b'{"error": "Missing model name in request."}', 400)}, Said("tensorflow"), 2),
+        ({"/v1/models/any": answer(b'{"error": "Model with name any does not exist."}', 404)}, Said("tensorflow"), 3),
         ({"/ping": PING, "/version": VERSION}, Said("mlflow"), 5),
     ],
 )
@@ -76,7 +78,10 @@ async def test_a_server_is_recognized(answers: dict[str, Answer], said: Said, n_
         {"/v2": answer(b"[" * 60_000)},
         {"/v2": answer(b"<html>", media_type=HTML)},
         {"/v1/models": answer(b'{"object": "list", "data": []}')},  # OpenAI's interface
+        {"/v1/models": answer(b'{"models": [{"id": "m"}]}')},
         {"/v1/models/any": answer(b'{"error": {"message": "no such model"}}', 404)},
+        {"/v1/models/any": answer(b'{"error": "Not Found"}', 404)},  # Flask, Express
+        {"/v1/models/any": answer(b'{"error": "no handler found for uri [/v1/models/any]"}', 400)},  # Elasticsearch
         {"/v1/models/any": answer(b'{"error": "who are you?"}', 401)},
         {"/v1/models/any": answer(b'{"error": "no route"}', 503)},
         {"/ping": answer(b'{"status": "Healthy"}')},  # TorchServe
