@@ -194,6 +194,10 @@ async def test_a_predictor_of_cog(server: Legacy) -> None:
         assert texts((await infer(client, "painter", {"prompt": strings("a", "bé")}))["text"]) == ["A", "BÉ"]
         twice = await infer(client, "painter", {"prompt": strings("a")}, parameters={"times": 2})
         assert texts(twice["text"]) == ["AA"]
+        words = [f"{letter}{number}" for letter in "abcd" for number in range(5)]
+        async with asyncio.TaskGroup() as group:  # each waits for its turn: none is refused with 409
+            tasks = [group.create_task(infer(client, "painter", {"prompt": strings(word, "x")})) for word in words]
+        assert [texts(task.result()["text"]) for task in tasks] == [[word.upper(), "X"] for word in words]
         with pytest.raises(InferenceServerException, match="not this prompt") as caught:
             await infer(client, "painter", {"prompt": strings("forbidden")})
         assert caught.value.status() == "502"  # its own status is 200

@@ -149,6 +149,8 @@ if __name__ == "__main__":
 """
 
 COG = """
+import asyncio
+
 from cog import BasePredictor, Input
 
 
@@ -156,6 +158,7 @@ class Predictor(BasePredictor):
     async def run(self, prompt: str = Input(), times: int = Input(default=1)) -> str:
         if prompt == "forbidden":
             raise ValueError("not this prompt")
+        await asyncio.sleep(0.01)  # a model takes longer than Cog takes to free its slot
         return times * prompt.upper()
 """
 
