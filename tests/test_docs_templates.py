@@ -27,7 +27,8 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from tests.conftest import Client, running
 from tests.system.scripted import Seen, counting
-from tests.test_docs import Block, blocks_of
+from tests.test_docs import Block, blocks_of, served
+from tests.test_doctor import doctor, missing_from
 
 ROOT = Path(__file__).parent.parent
 LEGACY = yaml.safe_load((ROOT / "config/legacy.yaml").read_text())
@@ -189,3 +190,14 @@ def test_servers_page_shows_what_is_tried() -> None:
     for name, said in shown.items():
         tried = LEGACY["backends"][name]
         assert {**said, "endpoints": []} == {**tried, "endpoints": []}, name
+
+
+async def test_doctor_says_of_the_page_s_own_server_what_the_page_shows(tmp_path: Path) -> None:
+    (program,) = (each for each in blocks_of(ROOT / "docs/servers.md") if each.notes.get("file") == "predict.py")
+    (tmp_path / "predict.py").write_text(program.text)
+    sample = tmp_path / "sample.json"
+    sample.write_text('{"features": [[1, 2, 1]], "user": "web"}')
+    async with served(tmp_path / "predict.py") as url:
+        found = await doctor(url, "--path", "/predict", "--sample", str(sample))
+    assert missing_from(found, "TEMPLATE") == set()
+    assert found.table["infer in JSON"] == "yes"
