@@ -27,7 +27,7 @@ from gateway.config import (
     parse,
 )
 from gateway.config.rules import ERRORS, SET_BY_GATEWAY, WARNINGS, Rule
-from gateway.config.schema import Model, ModelTensor, Shutdown
+from gateway.config.schema import Model, ModelInput, ModelOutput, ModelRequest, ModelTensor, Shutdown
 from gateway.config.structure import choices_of, without_none
 from gateway.config.values import FORMATS
 from gateway.errors import ConfigError
@@ -80,7 +80,10 @@ def test_the_documented_file_has_every_key_with_its_default() -> None:
     assert load(path) == minimal
 
 
-@pytest.mark.parametrize("type_", [config.Health, config.ListenerTls, Model, ModelTensor, config.Route, config.Tracing])
+@pytest.mark.parametrize(
+    "type_",
+    [config.Health, config.ListenerTls, Model, ModelInput, ModelOutput, ModelRequest, config.Route, config.Tracing],
+)
 def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) -> None:
     text = (ROOT / "config" / "gateway.yaml").read_text()
     for item in msgspec.structs.fields(type_):

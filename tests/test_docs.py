@@ -10,6 +10,8 @@ A comment before a fenced block says what is done with it:
     <!-- file: server.py -->     it is the program of that name
     <!-- prints -->              what the block before it prints
     <!-- doctor: NAME -->        what the doctor printed; tests/test_doctor.py compares it
+    <!-- model -->               the block of a model under `models` of `dialect: template`
+    <!-- crosses -->             what crosses with the block before; tests/test_docs_templates.py tries it
 
 The gateway gets the configuration that the page shows under the same heading, if there is one. Ports of the loopback
 interface are replaced by those in use.
@@ -135,7 +137,14 @@ def test_pages_have_blocks_of_each_kind() -> None:
 
 @each_page
 def test_notes_before_blocks_are_known(page: Path) -> None:
-    known = {"run": {"demo", "mlserver"}, "with": {"kserve"}, "through": {"nothing"}, "prints": {""}}
+    known = {
+        "run": {"demo", "mlserver"},
+        "with": {"kserve"},
+        "through": {"nothing"},
+        "prints": {""},
+        "model": {""},
+        "crosses": {""},
+    }
     for block in blocks_of(page):
         known["run"] |= {block.notes["file"]} if "file" in block.notes else set()
         for key, value in block.notes.items():
@@ -203,6 +212,11 @@ def test_every_configuration_loads(block: Block, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, "8080")  # as good as a port, a host or the name of a folder
     for document in yaml.safe_load_all(block.text):
         assert isinstance(document, dict), block.name
+        if "model" in block.notes:
+            models = {
+                "default": {"endpoints": ["http://10.0.0.5:8000"], "dialect": "template", "models": {"m": document}}
+            }
+            document = {"backends": models}  # noqa: PLW2901  the rest of the configuration
         if not FOREIGN & set(document):
             config.parse(yaml.safe_dump(with_a_backend(document)))
 

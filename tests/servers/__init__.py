@@ -10,12 +10,12 @@
 | `Triton` | the Triton of nvidia-pytriton with `tests/clients/programs/triton_server.py`'s models | TRITON_PYTHON |
 | `TorchServe` | TorchServe with the model of `programs/torchserve_handler.py` | TORCHSERVE_PYTHON |
 | `Legacy` | servers that speak no protocol: `programs/legacy_server.py` | LEGACY_PYTHON |
+| `Seldon` | a model in Seldon Core's Python server of the first protocol | SELDON_PYTHON |
 | `FastApi` | the server of docs/servers.md, or its strict form | KSERVE_PYTHON, which has FastAPI |
 
 Each variable names the interpreter of an environment of its own: `pip install kserve==0.21.0`, `mlflow==3.17.2`,
-`nvidia-pytriton==0.7.0`, `bentoml==1.4.39 'ray[serve]==2.60.0' transformers torch scikit-learn`; for TorchServe, which
-needs Java, what `.ci/run` installs. Without it the tests are skipped; in CI they fail. MLServer is in
-`tests.system.programs`.
+`nvidia-pytriton==0.7.0`; for the others, of which TorchServe needs Java, what `.ci/run` installs. Without it the tests
+are skipped; in CI they fail. MLServer is in `tests.system.programs`, and `stand_ins` has what cannot be installed.
 """
 
 import json
@@ -53,6 +53,9 @@ class Server:
 
     ready_path = "/"
     """What answers 200 as soon as the models are served."""
+
+    stopped_by: ClassVar[tuple[signal.Signals, ...]] = (signal.SIGTERM, signal.SIGKILL)
+    """The signals that end it, one after the other."""
 
     def __init__(self, folder: Path) -> None:
         """Its files and its output are kept in *folder*, which may be missing."""
@@ -117,7 +120,7 @@ class Server:
         """End it and all that it has started."""
         if self._process is None:
             return
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number in self.stopped_by:
             with suppress(ProcessLookupError):  # the group is gone with its last process
                 os.killpg(self._process.pid, number)
             with suppress(subprocess.TimeoutExpired):
@@ -267,11 +270,13 @@ class Legacy(Server):
 
     _READY: ClassVar = {
         "predict": "/ping",
-        "sagemaker": "/ping",
-        "seldon": "/health/status",
         "huggingface": "/health",
         "bentoml": "/readyz",
         "ray": "/-/healthz",
+        "litserve": "/health",
+        "gradio": "/config",
+        "cog": "/health-check",
+        "azure": "/",
     }
 
     def __init__(self, folder: Path, kind: str) -> None:
@@ -279,7 +284,30 @@ class Legacy(Server):
         super().__init__(folder)
         self._kind = kind
         self.ready_path = self._READY[kind]
+        self.environment = {"GRADIO_ANALYTICS_ENABLED": "False", "DO_NOT_TRACK": "1", "BENTOML_DO_NOT_TRACK": "True"}
 
     def command(self) -> list[str]:
         """See `Server`."""
         return [interpreter("LEGACY_PYTHON"), str(_HERE / "legacy_server.py"), self._kind, str(self.port)]
+
+    def is_ready(self) -> bool:
+        """See `Server`. Cog answers while its predictor is still being loaded."""
+        if self._kind != "cog" or not super().is_ready():
+            return super().is_ready()
+        with urllib.request.urlopen(self.url + self.ready_path, timeout=1) as response:
+            return bool(json.load(response)["status"] == "READY")
+
+
+class Seldon(Server):
+    """A model of four columns in the Python server of Seldon Core 1: twice its input."""
+
+    ready_path = "/health/status"
+    stopped_by = (signal.SIGKILL,)  # its first process does not end by SIGTERM
+
+    def command(self) -> list[str]:
+        """See `Server`. The server finds the model by the name of its file and class."""
+        python = interpreter("SELDON_PYTHON")
+        (self.folder / "Doubling.py").write_text((_HERE / "seldon_model.py").read_text())
+        grpc, metrics = free_ports(2)
+        ports = ["--http-port", str(self.port), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+        return [python, "-m", "seldon_core.microservice", "Doubling", "--service-type", "MODEL", *ports]

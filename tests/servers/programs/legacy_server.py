@@ -3,12 +3,14 @@
 
 | kind | what it is |
 |---|---|
-| predict | a FastAPI with POST /predict, around a model of scikit-learn |
-| sagemaker | the contract of SageMaker's containers, /ping and /invocations, around the same model |
-| seldon | Seldon Core's first protocol, a stand-in after its documentation: ndarray and tensor |
+| predict | a FastAPI around a model of scikit-learn: POST /predict takes a table, /score/MODEL records, /one a row |
 | huggingface | a pipeline of transformers behind FastAPI; its tiny model is made here, with weights by chance |
 | bentoml | a service of BentoML |
 | ray | a deployment of Ray Serve |
+| litserve | a LitServe, one row a request |
+| gradio | a function behind a Gradio page, by its API |
+| cog | a predictor of Cog, as in the containers that it builds |
+| azure | a scoring script of Azure Machine Learning in its inference server, azmlinfsrv |
 """
 
 import asyncio
@@ -38,6 +40,15 @@ def predict() -> Any:
     class Sample(BaseModel):
         features: list[list[float]]
         user: str
+        threshold: float = 0
+
+    class Person(BaseModel):
+        age: int
+        plan: str
+
+    class Flower(BaseModel):
+        sepal: list[float]
+        petal: list[float]
 
     @app.get("/ping")
     def ping() -> str:
@@ -48,56 +59,23 @@ def predict() -> Any:
         if any(len(row) != 4 for row in sample.features):
             raise HTTPException(422, "four features are expected")
         probabilities = model.predict_proba(sample.features)
+        best = probabilities.max(axis=1)
         labels = [LABELS[index] for index in probabilities.argmax(axis=1)]
-        return {"probabilities": probabilities.tolist(), "result": {"labels": labels}, "for": sample.user}
+        sure = [label if share > sample.threshold else "unsure" for label, share in zip(labels, best, strict=True)]
+        return {"probabilities": probabilities.tolist(), "result": {"labels": sure}, "for": sample.user}
 
-    return app
+    @app.post("/score/{name}")
+    def score(name: str, people: list[Person]) -> dict[str, Any]:
+        parts = {"gold": 3, "free": 7}
+        results = [{"plan": person.plan, "score": person.age / parts[person.plan]} for person in people]
+        return {"model": name, "results": results}
 
-
-def sagemaker() -> Any:
-    from fastapi import FastAPI, Request, Response
-
-    app, model = FastAPI(), trained()
-
-    @app.get("/ping")
-    def ping() -> Response:
-        return Response()
-
-    @app.post("/invocations")
-    async def invoke(request: Request) -> dict[str, Any]:
-        rows = [instance["features"] for instance in (await request.json())["instances"]]
-        probabilities = model.predict_proba(rows)
-        return {
-            "predictions": [{"score": float(row.max()), "predicted_label": int(row.argmax())} for row in probabilities]
-        }
-
-    return app
-
-
-def seldon() -> Any:
-    import numpy as np
-    from fastapi import FastAPI, Request, Response
-    from fastapi.responses import JSONResponse
-
-    app = FastAPI()
-
-    @app.get("/health/status")
-    def status() -> Response:
-        return Response()
-
-    @app.post("/api/v1.0/predictions")
-    async def predictions(request: Request) -> Any:
-        data = (await request.json())["data"]
-        if "tensor" in data:
-            x = np.array(data["tensor"]["values"]).reshape(data["tensor"]["shape"])
-            answer: dict[str, Any] = {"tensor": {"shape": list(x.shape), "values": (2 * x).ravel().tolist()}}
-        else:
-            x = np.array(data["ndarray"])
-            if x.shape[1] != 4:
-                fault = {"status": {"code": 400, "info": "four columns are expected", "status": "FAILURE"}}
-                return JSONResponse(fault, 400)
-            answer = {"ndarray": (2 * x).tolist()}
-        return {"data": {"names": ["t:0"], **answer}, "meta": {"tags": {}}}
+    @app.post("/one")
+    def one(flower: Flower) -> dict[str, Any]:
+        if len(flower.sepal) != 2 or flower.sepal[0] < 0:
+            raise HTTPException(422, "two lengths are expected")
+        (probabilities,) = model.predict_proba([flower.sepal + flower.petal])
+        return {"label": LABELS[probabilities.argmax()], "probabilities": probabilities.tolist()}
 
     return app
 
@@ -122,7 +100,8 @@ def huggingface() -> Any:
 
     @app.post("/")
     async def infer(request: Request) -> Any:
-        return classify((await request.json())["inputs"])
+        body = await request.json()
+        return classify(body["inputs"], **body.get("parameters", {}))
 
     return app
 
@@ -144,14 +123,104 @@ class Iris:
 """
 
 
+LITSERVE = """
+import sys
+
+import litserve
+
+
+class Doubling(litserve.LitAPI):
+    def setup(self, device):
+        self.factor = 2
+
+    def decode_request(self, request):
+        return request["input"]
+
+    def predict(self, x):
+        return [self.factor * value for value in x]
+
+    def encode_response(self, output):
+        return {"output": output}
+
+
+if __name__ == "__main__":
+    server = litserve.LitServer(Doubling(), accelerator="cpu", workers_per_device=1)
+    server.run(host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False)
+"""
+
+COG = """
+import asyncio
+
+from cog import BasePredictor, Input
+
+
+class Predictor(BasePredictor):
+    async def run(self, prompt: str = Input(), times: int = Input(default=1)) -> str:
+        if prompt == "forbidden":
+            raise ValueError("not this prompt")
+        await asyncio.sleep(0.01)  # a model takes longer than Cog takes to free its slot
+        return times * prompt.upper()
+"""
+
+AZURE = """
+import json
+
+
+def init():
+    pass
+
+
+def run(data):
+    rows = json.loads(data)["data"]
+    return {"result": [sum(row) for row in rows]}
+"""
+
+
+def become(*command: str, **environment: str) -> None:
+    """Run *command* in place of this program: who ends this ends it, and it its workers."""
+    os.execve(sys.executable, [sys.executable, *command], {**os.environ, **environment})
+
+
 def run_bentoml(port: int) -> None:
     here = Path(__file__).parent
     folder = Path(tempfile.mkdtemp())
     (folder / "service.py").write_text(BENTO)
     (folder / "legacy_server.py").write_text((here / "legacy_server.py").read_text())
-    command = ["bentoml", "serve", "service:Iris", "--port", str(port), "--host", "127.0.0.1"]
     os.chdir(folder)
-    os.execv(sys.executable, [sys.executable, "-m", *command])  # who ends this ends it, and it its workers
+    become("-m", "bentoml", "serve", "service:Iris", "--port", str(port), "--host", "127.0.0.1")
+
+
+def run_cog(port: int) -> None:
+    os.chdir(tempfile.mkdtemp())
+    Path("predict.py").write_text(COG)
+    # what the containers of `cog build` have, with `concurrency: {max: 2}` in cog.yaml: one is not free again at once
+    variables = {"PORT": str(port), "COG_PREDICT_TYPE_STUB": "predict.py:Predictor", "COG_MAX_CONCURRENCY": "2"}
+    become("-m", "cog.server.http", "--host", "127.0.0.1", **variables)
+
+
+def run_azure(port: int) -> None:
+    os.chdir(tempfile.mkdtemp())
+    Path("score.py").write_text(AZURE)
+    command = Path(sys.executable).with_name("azmlinfsrv")
+    become(str(command), "--entry_script", "score.py", "--port", str(port), "--health_port", str(port))
+
+
+def run_litserve(port: int) -> None:
+    os.chdir(tempfile.mkdtemp())
+    Path("lit.py").write_text(LITSERVE)  # its workers import it
+    become("lit.py", str(port))
+
+
+def run_gradio(port: int) -> None:
+    import gradio
+
+    def score(text: str, scale: float) -> tuple[str, float]:
+        if text == "forbidden":
+            raise gradio.Error("not this text")
+        return text.upper(), scale * len(text)
+
+    page = gradio.Interface(score, ["text", "number"], ["text", "number"], api_name="score")
+    page.launch(server_name="127.0.0.1", server_port=port, quiet=True, prevent_thread_lock=False)
 
 
 def run_ray(port: int) -> None:
@@ -171,13 +240,23 @@ def run_ray(port: int) -> None:
     serve.run(serve.deployment(Score).bind(), route_prefix="/score", blocking=True)
 
 
+PROGRAMS = {
+    "bentoml": run_bentoml,
+    "ray": run_ray,
+    "litserve": run_litserve,
+    "gradio": run_gradio,
+    "cog": run_cog,
+    "azure": run_azure,
+}
+
+
 def main(kind: str, port: int) -> None:
-    if kind in ("bentoml", "ray"):
-        {"bentoml": run_bentoml, "ray": run_ray}[kind](port)
+    if kind in PROGRAMS:
+        PROGRAMS[kind](port)
         return
     import uvicorn
 
-    app = {"predict": predict, "sagemaker": sagemaker, "seldon": seldon, "huggingface": huggingface}[kind]()
+    app = {"predict": predict, "huggingface": huggingface}[kind]()
     server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", port, log_level="warning"))
     asyncio.run(server.serve())
 
