@@ -45,9 +45,15 @@ async def with_an_index(seen: Seen) -> bool:
     return True
 
 
-async def test_clients_find_one_server_whatever_is_behind_it(server: JsonServer) -> None:
-    async with counting(with_an_index) as other:
-        application = await Application.start(parse(CONFIGURATION.format(one=server.url, other=other.url)))
+async def without_an_index(seen: Seen) -> bool:
+    """A server that does not list its models."""
+    await seen.answer(b"{}", "404 Not Found" if seen.target == "/v2/repository/index" else "200 OK")
+    return True
+
+
+async def test_clients_find_one_server_whatever_is_behind_it() -> None:
+    async with counting(without_an_index) as one, counting(with_an_index) as other:
+        application = await Application.start(parse(CONFIGURATION.format(one=one.url, other=other.url)))
         try:
             assert await asyncio.to_thread(ask, application, "is_server_live") is True
             assert await asyncio.to_thread(ask, application, "is_server_ready") is True
@@ -66,13 +72,13 @@ async def test_clients_find_one_server_whatever_is_behind_it(server: JsonServer)
 
 
 @pytest.mark.parametrize("text", [b"[", b'{"name": 5}', b"[" * 100_000, b'[{"name":"\xe9"}]'])
-async def test_lists_that_are_none_are_left_out(server: JsonServer, text: bytes) -> None:
+async def test_lists_that_are_none_are_left_out(text: bytes) -> None:
     async def broken(seen: Seen) -> bool:
         await seen.answer(text)
         return True
 
-    async with counting(broken) as other:
-        application = await Application.start(parse(CONFIGURATION.format(one=server.url, other=other.url)))
+    async with counting(without_an_index) as one, counting(broken) as other:
+        application = await Application.start(parse(CONFIGURATION.format(one=one.url, other=other.url)))
         try:
             with pytest.raises(InferenceServerException, match="no backend lists its models"):
                 await asyncio.to_thread(ask, application, "get_model_repository_index")
@@ -83,14 +89,15 @@ async def test_lists_that_are_none_are_left_out(server: JsonServer, text: bytes)
             await application.stop()
 
 
-async def test_a_backend_that_cannot_be_asked_is_left_out(server: JsonServer, unused_tcp_port: int) -> None:
+async def test_a_backend_that_cannot_be_asked_is_left_out(unused_tcp_port: int) -> None:
     other = f"http://127.0.0.1:{unused_tcp_port}"
-    application = await Application.start(parse(CONFIGURATION.format(one=server.url, other=other)))
-    try:
-        with pytest.raises(InferenceServerException, match="no backend lists its models"):
-            await asyncio.to_thread(ask, application, "get_model_repository_index")
-    finally:
-        await application.stop()
+    async with counting(without_an_index) as one:
+        application = await Application.start(parse(CONFIGURATION.format(one=one.url, other=other)))
+        try:
+            with pytest.raises(InferenceServerException, match="no backend lists its models"):
+                await asyncio.to_thread(ask, application, "get_model_repository_index")
+        finally:
+            await application.stop()
 
 
 SILENT = "  silent: {{endpoints: ['{url}'], timeouts: {{first_byte: 200ms, total: 200ms}}{health}}}\n"
