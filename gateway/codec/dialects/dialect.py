@@ -94,7 +94,9 @@ class Dialect:
         inputs, sizes = request.inputs, dict[str, int]()
         if self.is_configured:
             inputs = [_fitted(tensor, description, sizes, model) for tensor in inputs]
-        return structs.replace(request, inputs=inputs, parameters=parameters), sizes
+        if inputs != request.inputs or parameters != request.parameters:
+            request = structs.replace(request, inputs=inputs, parameters=parameters)
+        return request, sizes
 
     def _check_parameters(self, parameters: Members, description: ModelDescription, model: str) -> None:
         known = self.parameters(description)

@@ -81,9 +81,11 @@ class Output:
     @property
     def whole_shape(self) -> tuple[int, ...]:
         """The shape; of an empty tensor with the dimensions that its lists cannot show, where they are described."""
+        if 0 not in self.shape:
+            return self.shape
         declared = (self._described.shape or ())[len(self.shape) :]
         inner = [self._sizes.get(size, ANY) if isinstance(size, str) else size for size in declared]
-        return (*self.shape, *inner) if 0 in self.shape and ANY not in inner else self.shape
+        return (*self.shape, *inner) if ANY not in inner else self.shape
 
     @property
     def value(self) -> Value:

@@ -145,9 +145,9 @@ class Walk:
         order = self.found.pop(ORDER, None)
         if order is not None:
             yield from self._put_in_order(order)
-        if self._has_error and self._has_paths and any(0 in output.shape for output in self.found.values()):
-            raise self._unfit("there are no values")
         for output in self.found.values() if self._has_paths else ():
+            if 0 in output.shape and self._has_error:
+                raise self._unfit(f"{label_of('output', output.name)}: there are no values")
             output.check_shape()
 
     def _check(self, wanted: Iterable[str], found: Container[str], where: str = "") -> None:
