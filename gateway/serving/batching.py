@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from gateway.client.request import new_request_id
+from gateway.codec.dialects.description import may_be_joined
 from gateway.codec.inference import release
 from gateway.codec.v2.batches import Share, check_rows, divided, joined, read_share
 from gateway.codec.v2.framing import Framing
@@ -106,6 +107,8 @@ async def serve_batched(call: Call, body: memoryview, serve: Serve) -> Answered 
         finally:
             lane.leave(call)
     if share is None or share.rows >= limits.max_size or share.n_bytes >= BATCH_BYTES:
+        return await lane.serve_alone(call, body)
+    if not call.backend.is_v2 and not may_be_joined(share.names, call.backend.described(model)):
         return await lane.serve_alone(call, body)
     return await lane.join(call, body, share)
 

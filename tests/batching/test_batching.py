@@ -780,6 +780,40 @@ async def test_servers_of_other_dialects(backend: str) -> None:
     assert [len(rows_of(request)) for request in server.asked] == [2, 6]
 
 
+@pytest.mark.parametrize(
+    ("weights", "scores"), [('["m"]', '["n"]'), ("[2]", '["n"]'), ("[-1]", '["k"]'), ("[-1]", "[8]")]
+)
+async def test_inputs_whose_first_dimension_is_not_that_of_the_rows_go_alone(weights: str, scores: str) -> None:
+    """They have as many items as there are rows by chance; of two clients together they would be one longer list."""
+
+    def predict(request: dict[str, Any]) -> dict[str, Any]:
+        (n_rows, total_weight) = len(request["x"]), sum(request["w"])
+        return {"y": [row[0] * total_weight for row in request["x"]] if scores != "[8]" else [n_rows] * 8}
+
+    backend = f"""{ON}
+dialect: template
+models:
+  m:
+    inputs: {{x: {{datatype: FP32, shape: ["n", 4]}}, w: {{datatype: FP32, shape: {weights}}}}}
+    outputs: {{y: {{datatype: FP32, shape: {scores}}}}}
+    request: {{path: /predict, body: {{x: $x, w: $w}}}}
+    answer: {{y: "$.y"}}
+"""
+
+    async def both(value: float) -> Reply:
+        x, w = np.full((2, 4), value, "f4"), np.full(2, value, "f4")
+        inputs = [tensor("x", x, "FP32"), tensor("w", w, "FP32")]
+        header = {"inputs": inputs, "parameters": {"binary_data_output": True}}
+        return await post(client, header, x.tobytes() + w.tobytes())
+
+    async with serving(predict) as server, running(server.url, backend=backend) as client:
+        replies = await together(server, client, *[lambda value=value: both(value) for value in range(4)])
+    assert [values(reply) for reply in replies] == [
+        [value * value * 2.0] * 2 if scores != "[8]" else [2] * 8 for value in range(4)
+    ]
+    assert [len(request["w"]) for request in server.asked] == [2] * 4
+
+
 async def test_clients_with_other_tokens_never_go_together(tmp_path: Path) -> None:
     """Although the backend gets no token, and so nothing that differs."""
     tokens = {"one": "first-of-32-characters-at-least-x", "two": "other-of-32-characters-at-least-x"}

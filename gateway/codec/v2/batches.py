@@ -45,6 +45,8 @@ class Share(msgspec.Struct, frozen=True, gc=False):
     """As JSON text; empty if it has none."""
     blobs: list[memoryview]
     """The blob of each input."""
+    names: Sequence[str]
+    """The name of each input."""
 
     @property
     def n_bytes(self) -> int:
@@ -77,7 +79,8 @@ def read_share(body: memoryview, framing: Framing, limits: HeaderLimits) -> Gene
     rows = {tensor.shape[:1] for tensor in tensors}
     if len(rows) != 1 or rows & {(), (0,)} or is_of_sequence or not (is_binary and is_known):
         return None
-    return Share(kind, tensors[0].shape[0], request_id, [tensor.blob for tensor in tensors])
+    blobs, names = [tensor.blob for tensor in tensors], [tensor.name for tensor in tensors]
+    return Share(kind, tensors[0].shape[0], request_id, blobs, names)
 
 
 def _marked(request: Request, blobs: Cursor) -> Generator[None, None, list[Tensor]]:
