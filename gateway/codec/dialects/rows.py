@@ -261,7 +261,10 @@ class RowOutputs:
                 return whole
             expected = "a list with a value" if n_rows == 1 else f"a list of {n_rows} values, one"
             raise CodecError(f"{output.label}: expected {expected} for each row, got the shape {shape_text(shape)}")
-        for whole in self._wholes(shape, declared):
+        wholes = self._wholes(shape, declared)
+        if output.may_be_scalars:
+            wholes += self._wholes(shape[:-1], declared)
+        for whole in wholes:
             if whole[0] == n_rows and fits(declared[1:], whole[1:], self._sizes):
                 return whole
         raise _other_shape(output, shape, declared, self._sizes, n_rows)
@@ -273,11 +276,11 @@ class RowOutputs:
         """
         stacked, joined = (1, *shape), shape
         exact = [whole for whole in (stacked, joined) if len(whole) == len(declared)]
-        if exact or 0 not in shape:
+        if 0 not in shape:
             return exact
         shorter = [whole for whole in (stacked, joined) if len(whole) < len(declared)]
         completed = [(whole, _known_sizes(declared[len(whole) :], self._sizes)) for whole in shorter]
-        return [(*whole, *inner) for whole, inner in completed if inner is not None]
+        return exact + [(*whole, *inner) for whole, inner in completed if inner is not None]
 
 
 def _known_sizes(declared: Shape, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
