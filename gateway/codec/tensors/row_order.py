@@ -10,6 +10,9 @@ from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.datatypes import BYTES, Datatype
 from gateway.codec.tensors.elements import STEP_ELEMENTS, WINDOW_BYTES, bounds_of, end_of
 
+STEP_INDEXES = 64 * 1024
+"""How many indexes one step looks at."""
+
 
 def rows_in_order(
     blob: memoryview, datatype: Datatype, row_elements: int, indexes: npt.NDArray[np.int64]
@@ -28,6 +31,18 @@ def rows_in_order(
         made[indexes[start : start + n_rows]] = rows[start : start + n_rows]
         yield
     return memoryview(made.tobytes()) if not made.size else made.reshape(-1).data
+
+
+def is_permutation(indexes: npt.NDArray[np.int64]) -> Generator[None, None, bool]:
+    """Whether *indexes* has each place from 0 on once. Yields after each step of work, which sorting would not."""
+    is_there = np.zeros(len(indexes), bool)
+    for start in range(0, len(indexes), STEP_INDEXES):
+        step = indexes[start : start + STEP_INDEXES]
+        if step.min() < 0 or step.max() >= len(indexes):
+            return False
+        is_there[step] = True
+        yield
+    return bool(is_there.all())
 
 
 def _strings_in_order(
