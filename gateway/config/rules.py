@@ -247,6 +247,8 @@ ERRORS = (
          "expected `datatype` beside it, BYTES or one of numbers"),
     Rule(ModelOutput, "missing", *_FOR_STRINGS),
     Rule(Model, "outputs", lambda at: "" in at.value, "expected a name for each of them"),
+    # the walk's own name for `order` has one
+    Rule(Model, "outputs.*", lambda at: "\0" in at.name, "expected a name without NUL characters"),
     Rule(Model, "inputs", lambda at: "" in at.value and len(at.value) > 1,
          "expected a name for each of them: only a single input may have none"),
     Rule(Model, "request", lambda at: {f".body{place}": fault for place, fault in at.part.body.faults.items()},

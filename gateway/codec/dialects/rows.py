@@ -22,6 +22,7 @@ from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import Tensor, label_of, shape_text
 from gateway.codec.tensors.datatypes import BYTES
 from gateway.codec.tensors.elements import LENGTH, PREFIX_BYTES, WINDOW_BYTES, bounds_of
+from gateway.codec.tensors.nested_printing import check_nestable
 from gateway.codec.v2.request_reading import Reserve, reserve_nothing
 from gateway.codec.values import Value
 from gateway.errors import CodecError
@@ -106,6 +107,8 @@ def cut_rows(
                 f"{tensor}: expected {first.shape[0]} rows, as {label_of('input', first.name)} has: "
                 "each request to this backend has the same rows of all inputs"
             )
+        if 0 in tensor.shape[1:]:  # rows without values cost the client nothing, and a request each
+            check_nestable((tensor.shape[0], 0), tensor)
     n_rows = with_rows[0].shape[0] if with_rows else 1
     starts: list[Starts | None] = []
     for tensor in inputs:

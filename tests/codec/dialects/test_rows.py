@@ -130,6 +130,15 @@ def test_rows_without_elements_are_rows() -> None:
     assert [(x.shape, t.shape, len(t.blob)) for x, t in parts] == [((2, 0), (2, 0), 0), ((1, 0), (1, 0), 0)]
 
 
+@pytest.mark.parametrize("n_rows", [4097, 2**60])
+def test_rows_without_values_are_no_more_than_nested_json_may_have(n_rows: int) -> None:
+    """Each would be a request, and cost the client nothing."""
+    empty = Tensor("x", FP32, (n_rows, 0), memoryview(b""))
+    with pytest.raises(CodecError, match="an empty tensor of more than 4096 lists"):
+        cut(1, empty)
+    assert cut(1, Tensor("x", FP32, (4096, 0), memoryview(b"")))[0].n_requests == 4096
+
+
 def test_inputs_with_different_numbers_of_rows_are_refused_with_both_names() -> None:
     words = r"input 't' \(BYTES, shape \[1\]\): expected 2 rows, as input 'x' has: each request"
     with pytest.raises(CodecError, match=words):
