@@ -136,7 +136,13 @@ class Walk:
 
         Raises `CodecError` if it does not have the outputs, `FailedAnswerError` if it says that it is a failure.
         """
-        yield from self._value(self.form.tree, text)
+        try:
+            yield from self._value(self.form.tree, text)
+        except CodecError:
+            # the values of a failed answer may be words; what the answer says of itself may have come before them
+            for path in self.form.success.keys() & self._noted.keys():
+                self._check_success(path, self.form.success[path])
+            raise
         for path, expected in self.form.success.items():
             self._check_success(path, expected)
         if self._with_outputs is None and not self._has_paths:

@@ -471,6 +471,21 @@ def test_an_error_beside_outputs_without_values_is_a_failure(text: str, chunk_by
 
 
 @pytest.mark.parametrize("chunk_bytes", [None, 1])
+@pytest.mark.parametrize("output", ['"n/a"', "[[1], [2, 3]]", '{"why": 1}'])
+def test_a_failed_answer_is_a_failure_whatever_stands_in_place_of_its_values(
+    output: str, chunk_bytes: int | None
+) -> None:
+    """Malformed answers eject an endpoint, and a failure is none."""
+    text = f'{{"status": "failed", "why": "no disk", "y": {output}}}'
+    success = {"$.status": "succeeded"}
+    with pytest.raises(FailedAnswerError, match="^no disk"):
+        read(text, {"y": "$.y"}, {"y": "FP32"}, success=success, error="$.why", chunk_bytes=chunk_bytes)
+    with pytest.raises(CodecError, match="^output 'y'") as malformed:
+        read(text.replace("failed", "succeeded"), {"y": "$.y"}, {"y": "FP32"}, success=success, error="$.why")
+    assert not isinstance(malformed.value, FailedAnswerError)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
 @pytest.mark.parametrize(
     ("row", "path", "datatype"),
     [
