@@ -247,8 +247,6 @@ ERRORS = (
          "expected `datatype` beside it, BYTES or one of numbers"),
     Rule(ModelOutput, "missing", *_FOR_STRINGS),
     Rule(Model, "outputs", lambda at: "" in at.value, "expected a name for each of them"),
-    # the walk's own name for `order` has one
-    Rule(Model, "outputs.*", lambda at: "\0" in at.name, "expected a name without NUL characters"),
     Rule(Model, "inputs", lambda at: "" in at.value and len(at.value) > 1,
          "expected a name for each of them: only a single input may have none"),
     Rule(Model, "request", lambda at: {f".body{place}": fault for place, fault in at.part.body.faults.items()},
@@ -288,6 +286,9 @@ ERRORS = (
          lambda at: at.part.dialect in ("mlflow", "template", "python") and at.value.datatype is None,
          "expected its `datatype`: neither the server nor its answers say it"),
 
+    # the walk's own name for `order` has one
+    Rule(Backend, "models.*.outputs.*", lambda at: at.part.dialect == "template" and "\0" in at.name,
+         "expected a name without NUL characters"),
     Rule(Backend, "models.*",
          lambda at: at.part.dialect != "template" and any(
              (at.value.request, at.value.answer, at.value.error, at.value.success, at.value.order)),

@@ -436,7 +436,7 @@ models:
 async def test_a_model_whose_file_states_another_number_of_rows_is_batched_no_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Two requests of one row are refused as one of two rows: each goes alone, and none waits for others again."""
+    """Two requests of one row would be refused as one of two rows: each goes alone, and none waits for others."""
 
     def one_row(request: dict[str, Any]) -> dict[str, Any]:
         return {"outputs": [{"data": [[value * 2 for value in row] for row in request["inputs"][0]["data"]]}]}
@@ -447,7 +447,7 @@ async def test_a_model_whose_file_states_another_number_of_rows_is_batched_no_mo
             assert [values(reply)[0] for reply in replies] == [0, 2, 4, 6]
         assert server.rows == [1] * 8
     (line,) = [line for line in caplog.messages if "batched no more" in line]
-    assert "model 'm' takes the shape [1, 4], got [3, 4]" in line
+    assert "by `models` not every first dimension of its inputs and outputs is that of the rows" in line
 
 
 async def test_two_batches_at_once_that_cannot_be_divided(caplog: pytest.LogCaptureFixture) -> None:

@@ -79,8 +79,8 @@ def read_share(body: memoryview, framing: Framing, limits: HeaderLimits) -> Gene
     rows = {tensor.shape[:1] for tensor in tensors}
     if len(rows) != 1 or rows & {(), (0,)} or is_of_sequence or not (is_binary and is_known):
         return None
-    blobs, names = [tensor.blob for tensor in tensors], [tensor.name for tensor in tensors]
-    return Share(kind, tensors[0].shape[0], request_id, blobs, names)
+    names, blobs = zip(*[(tensor.name, tensor.blob) for tensor in tensors], strict=True)
+    return Share(kind, tensors[0].shape[0], request_id, list(blobs), names)
 
 
 def _marked(request: Request, blobs: Cursor) -> Generator[None, None, list[Tensor]]:
