@@ -188,6 +188,13 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
             one_backend("dialect: mlflow, models: {m: {inputs: {'': {}, x: {}}}}"),
             "m.inputs: expected a name for each of them: only a single input may have none",
         ),
+        (
+            one_backend(
+                'dialect: template, models: {m: {outputs: {"\\0o": {datatype: FP32}}, '
+                'request: {path: /p, body: {}}, answer: {"\\0o": $.y}}}'
+            ),
+            "expected a name without NUL characters",
+        ),
         (one_backend("dialect: auto, models: {m: {outputs: {'': {}}}}"), "m.outputs: expected a name for each of them"),
         (
             one_backend("dialect: mlflow, models: {m: {outputs: {y: {shape: [1]}}}}"),

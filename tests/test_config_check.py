@@ -243,6 +243,13 @@ def test_a_sound_file_has_no_warnings() -> None:
         ),
         (one_backend("binary: always, models: {m: {batch: {max_size: 2}}}"), "backends.a.models.m.batch: no effect"),
         (one_backend("headers: {set: {Authorization: Bearer $TOKEN}}"), "headers.set.Authorization: sent as it stands"),
+        (
+            one_backend(
+                "dialect: template, health: {path: /p}, models: {m: {inputs: {x: {datatype: FP32}}, "
+                "outputs: {y: {datatype: FP32}}, request: {path: /p, body: {n: {$rows: x}}}, answer: {y: $.y}}}"
+            ),
+            "only the shapes of the inputs ['x'] stand in it",
+        ),
         (one_backend("headers: {set: {X-Key: $KEY}}"), "a value from the environment is written ${NAME}, with braces"),
         ("access: {deny: [/v2/repository]}\n" + MINIMAL, "access.deny[0]: closes only this very path: those below it"),
         ("access: {deny: ['/a*', /v2/models/]}\n" + MINIMAL, "access.deny[1]: closes only this very path"),

@@ -286,6 +286,9 @@ ERRORS = (
          lambda at: at.part.dialect in ("mlflow", "template", "python") and at.value.datatype is None,
          "expected its `datatype`: neither the server nor its answers say it"),
 
+    # the walk's own name for `order` has one
+    Rule(Backend, "models.*.outputs.*", lambda at: at.part.dialect == "template" and "\0" in at.name,
+         "expected a name without NUL characters"),
     Rule(Backend, "models.*",
          lambda at: at.part.dialect != "template" and any(
              (at.value.request, at.value.answer, at.value.error, at.value.success, at.value.order)),
@@ -393,6 +396,9 @@ WARNINGS = (
          "every inference gets 404: describe the models in `models`"),
     Rule(Model, "request", lambda at: {f".body{place}": name for place, name in at.part.body.braced.items()},
          "{{{found}}} is sent as it stands here: `${found}`, as a whole text, is the name at the backend"),
+    Rule(Model, "request.body", lambda at: sorted(at.part.inputs.keys() - at.part.body.sent - {""})
+         if at.part.body is not None and not at.part.body.faults else None,
+         "only the shapes of the inputs {found} stand in it: what clients send as their values is lost"),
     Rule(Config, "listen admin", lambda at: 0 < at.value.port < 1024,
          "a port below 1024 needs a privilege, such as CAP_NET_BIND_SERVICE"),
     Rule(Config, "admin", lambda at: not at.value.is_local,

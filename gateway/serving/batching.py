@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from gateway.client.request import new_request_id
+from gateway.codec.dialects.description import may_be_joined
 from gateway.codec.inference import release
 from gateway.codec.v2.batches import Share, check_rows, divided, joined, read_share
 from gateway.codec.v2.framing import Framing
@@ -107,6 +108,8 @@ async def serve_batched(call: Call, body: memoryview, serve: Serve) -> Answered 
             lane.leave(call)
     if share is None or share.rows >= limits.max_size or share.n_bytes >= BATCH_BYTES:
         return await lane.serve_alone(call, body)
+    if not call.backend.is_v2 and not may_be_joined(share.names, call.backend.described(model)):
+        return await lane.serve_apart(call, body)
     return await lane.join(call, body, share)
 
 
@@ -136,6 +139,17 @@ class Lane:
         except CodecError as unfit:
             self._close(call, str(unfit))
         return answered
+
+    async def serve_apart(self, call: Call, body: memoryview) -> Answered | None:
+        """Serve *call*, whose inputs must not be joined with others, alone. Raises `GatewayError`.
+
+        If that is so for every request for the model, it is said.
+        """
+        described = call.backend.described(self._model[1])
+        needed = [name for name, each in described.inputs.items() if not each.optional]
+        if not may_be_joined(needed, described):
+            self._close(call, "by `models` not every first dimension of its inputs and outputs is that of the rows")
+        return await self.serve_alone(call, body)
 
     async def join(self, call: Call, body: memoryview, share: Share) -> Answered | None:
         """Serve *call* as part of a batch, or alone if its batch fails or has no other. Raises `GatewayError`."""

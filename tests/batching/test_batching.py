@@ -436,7 +436,7 @@ models:
 async def test_a_model_whose_file_states_another_number_of_rows_is_batched_no_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Two requests of one row are refused as one of two rows: each goes alone, and none waits for others again."""
+    """Two requests of one row would be refused as one of two rows: each goes alone, and none waits for others."""
 
     def one_row(request: dict[str, Any]) -> dict[str, Any]:
         return {"outputs": [{"data": [[value * 2 for value in row] for row in request["inputs"][0]["data"]]}]}
@@ -447,7 +447,7 @@ async def test_a_model_whose_file_states_another_number_of_rows_is_batched_no_mo
             assert [values(reply)[0] for reply in replies] == [0, 2, 4, 6]
         assert server.rows == [1] * 8
     (line,) = [line for line in caplog.messages if "batched no more" in line]
-    assert "model 'm' takes the shape [1, 4], got [3, 4]" in line
+    assert "by `models` not every first dimension of its inputs and outputs is that of the rows" in line
 
 
 async def test_two_batches_at_once_that_cannot_be_divided(caplog: pytest.LogCaptureFixture) -> None:
@@ -778,6 +778,40 @@ async def test_servers_of_other_dialects(backend: str) -> None:
         )
     assert [values(reply) for reply in replies] == [[value * 2.0] * 8 for value in range(4)]
     assert [len(rows_of(request)) for request in server.asked] == [2, 6]
+
+
+@pytest.mark.parametrize(
+    ("weights", "scores"), [('["m"]', '["n"]'), ("[2]", '["n"]'), ("[-1]", '["k"]'), ("[-1]", "[8]")]
+)
+async def test_inputs_whose_first_dimension_is_not_that_of_the_rows_go_alone(weights: str, scores: str) -> None:
+    """They have as many items as there are rows by chance; of two clients together they would be one longer list."""
+
+    def predict(request: dict[str, Any]) -> dict[str, Any]:
+        (n_rows, total_weight) = len(request["x"]), sum(request["w"])
+        return {"y": [row[0] * total_weight for row in request["x"]] if scores != "[8]" else [n_rows] * 8}
+
+    backend = f"""{ON}
+dialect: template
+models:
+  m:
+    inputs: {{x: {{datatype: FP32, shape: ["n", 4]}}, w: {{datatype: FP32, shape: {weights}}}}}
+    outputs: {{y: {{datatype: FP32, shape: {scores}}}}}
+    request: {{path: /predict, body: {{x: $x, w: $w}}}}
+    answer: {{y: "$.y"}}
+"""
+
+    async def both(value: float) -> Reply:
+        x, w = np.full((2, 4), value, "f4"), np.full(2, value, "f4")
+        inputs = [tensor("x", x, "FP32"), tensor("w", w, "FP32")]
+        header = {"inputs": inputs, "parameters": {"binary_data_output": True}}
+        return await post(client, header, x.tobytes() + w.tobytes())
+
+    async with serving(predict) as server, running(server.url, backend=backend) as client:
+        replies = await together(server, client, *[lambda value=value: both(value) for value in range(4)])
+    assert [values(reply) for reply in replies] == [
+        [value * value * 2.0] * 2 if scores != "[8]" else [2] * 8 for value in range(4)
+    ]
+    assert [len(request["w"]) for request in server.asked] == [2] * 4
 
 
 async def test_clients_with_other_tokens_never_go_together(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ SMALL_JSON_BYTES = 8 * SINGLE_PIECE_BYTES
 _INPUT = ("$flat", "$shape", "$rows", "$b64")
 """What may stand for one input, by the name of the object's only member."""
 
+_OF_SHAPE = ("$shape", "$rows")
+"""Those of `_INPUT` that say nothing of the input's values."""
+
 _OWN = ("$parameters", "$model", "$version", "$id", "$row")
 """What stands for something of the request's own. No input can be called so."""
 
@@ -104,6 +107,8 @@ class Body:
         """Whether the members that it has depend on the request."""
         self._inputs = {name: _row_of(each) for name, each in inputs.items()} if is_row else inputs
         self._is_row = is_row
+        self.sent: set[str] = set()
+        """The inputs whose values stand in it, and not their shapes alone."""
         self._found: set[str] = set()
         self._in_rows: set[str] | None = None  # the inputs in the `$each` that is being read, if one is
         self.template = self._read(value, "", 1)
@@ -169,6 +174,8 @@ class Body:
         if operation == "$rows" and shape is not None and len(shape) < (1 if self._in_rows is None else 2):
             self._fault(at, f"input `{name}` is a scalar there, which has no rows")
         self._found.add(name)
+        if operation not in _OF_SHAPE:
+            self.sent.add(name)
         if self._in_rows is not None:
             self._in_rows.add(name)
         return Place(name, operation)
@@ -272,6 +279,7 @@ class WrittenRequest(PiecedJson):
             template = self._expanded(template, body.optional)
             if template is _ABSENT:
                 raise CodecError("the request has none of the inputs that this backend's body is made of")
+            self._check_sent(template, body.sent)
         self._segments = self._filled(template, None)
 
     @property
@@ -298,6 +306,16 @@ class WrittenRequest(PiecedJson):
         if isinstance(template, list):
             return list(filter(_is_there, [self._expanded(item, optional) for item in template]))
         return self._expanded_place(template, optional) if isinstance(template, Place) else template
+
+    def _check_sent(self, template: Any, expected: Container[str]) -> None:
+        """Raise `CodecError` for an *expected* input that *template* lacks: a parameter stands in its only place."""
+        sent = set(_sent_inputs(template))
+        for tensor in self._request.inputs:
+            if tensor.name in expected and tensor.name not in sent:
+                raise CodecError(
+                    f"{tensor}: one of the request's parameters takes its place in this backend's body; "
+                    "expected either the input or the parameter"
+                )
 
     def _expanded_place(self, place: Place, optional: Container[str]) -> Any:
         if place.item is None:
@@ -402,6 +420,17 @@ def _has_input(template: Any) -> bool:
     if isinstance(template, list):
         return any(map(_has_input, template))
     return isinstance(template, Place) and (bool(template.name) or _has_input(template.item))
+
+
+def _sent_inputs(template: Any) -> Iterator[str]:
+    """The names of the inputs whose values stand in *template*."""
+    if isinstance(template, Place):
+        if template.name and template.operation not in _OF_SHAPE:
+            yield template.name
+        yield from _sent_inputs(template.item)
+    elif isinstance(template, dict | list):
+        for item in template.values() if isinstance(template, dict) else template:
+            yield from _sent_inputs(item)
 
 
 def _column(tensor: Tensor) -> Tensor:

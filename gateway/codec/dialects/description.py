@@ -14,7 +14,7 @@ import yaml
 from msgspec import structs
 
 from gateway.codec.dialects.body import Body
-from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.declared import ANY, TensorDescription
 from gateway.codec.dialects.paths import AnswerForm, Step
 from gateway.codec.inference import MAX_NAME, OutputSelection, Tensor, label_of
 from gateway.errors import CodecError
@@ -123,6 +123,24 @@ def first_sizes(inputs: Iterable[Tensor], description: ModelDescription) -> set[
         if tensor.shape and (described is None or described.has_rows):
             sizes.add(tensor.shape[0])
     return sizes
+
+
+def may_be_joined(inputs: Iterable[str], description: ModelDescription) -> bool:
+    """Whether requests with these *inputs* may go to the server as one, as far as the declared shapes say.
+
+    They may not if an input, or an output of the model, has a first dimension that is not that of the rows: it is a
+    scalar or of a fixed size, or its name is another than that of the others. The values of one client would be taken
+    for those of another.
+    """
+    tensors = [description.input_called(name) for name in inputs]
+    first: set[int | str] = set()
+    for described in (*tensors, *description.outputs.values()):
+        if described is None or described.shape is None:
+            continue
+        if not described.has_rows:
+            return False
+        first.add(described.shape[0])
+    return len(first - {ANY}) <= 1
 
 
 def missing_datatype(

@@ -74,6 +74,11 @@ class Output:
         return f"{label_of('output', self.name)} ({self.datatype.name}{f', at {self._path}' if self._path else ''})"
 
     @property
+    def may_be_scalars(self) -> bool:
+        """Whether its last dimension is that of texts in base64 with one number each, which may stand for scalars."""
+        return self._is_packed and self.shape[-1:] == (1,)
+
+    @property
     def held_bytes(self) -> int:
         """The memory that the output takes so far."""
         return self.n_bytes + len(self.waiting) + (self._sink.held_bytes if self._sink is not None else 0)

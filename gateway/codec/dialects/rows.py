@@ -21,7 +21,8 @@ from gateway.codec.dialects.output import SETTING, Output
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import Tensor, label_of, shape_text
 from gateway.codec.tensors.datatypes import BYTES
-from gateway.codec.tensors.elements import LENGTH, PREFIX_BYTES, WINDOW_BYTES, bounds_of
+from gateway.codec.tensors.elements import starts_of
+from gateway.codec.tensors.nested_printing import check_nestable
 from gateway.codec.v2.request_reading import Reserve, reserve_nothing
 from gateway.codec.values import Value
 from gateway.errors import CodecError
@@ -106,6 +107,8 @@ def cut_rows(
                 f"{tensor}: expected {first.shape[0]} rows, as {label_of('input', first.name)} has: "
                 "each request to this backend has the same rows of all inputs"
             )
+        if 0 in tensor.shape[1:]:  # rows without values cost the client nothing, and a request each
+            check_nestable((tensor.shape[0], 0), tensor)
     n_rows = with_rows[0].shape[0] if with_rows else 1
     starts: list[Starts | None] = []
     for tensor in inputs:
@@ -114,7 +117,7 @@ def cut_rows(
             starts.append(None)
         elif tensor.datatype.kind is BYTES and n_elements:
             reserve((-(-n_rows // per_request) + 1) * START_BYTES)
-            starts.append((yield from _starts_of(tensor.blob, n_rows * (n_elements // per_request), n_elements)))
+            starts.append((yield from starts_of(tensor.blob, n_rows * (n_elements // per_request), n_elements)))
         else:
             starts.append(n_elements * tensor.datatype.item_bytes)
     return RowCut(request, n_rows, per_request, starts)
@@ -123,26 +126,6 @@ def cut_rows(
 def _is_scalar(tensor: Tensor, described: Mapping[str, TensorDescription]) -> bool:
     said = described.get(tensor.name)
     return said is not None and said.shape == ()
-
-
-def _starts_of(blob: memoryview, n_elements: int, per_request: int) -> Generator[None, None, npt.NDArray[np.int64]]:
-    """Where every *per_request*-th of the *n_elements* of *blob* begins, and where the last ends."""
-    starts = np.zeros(-(-n_elements // per_request) + 1, np.int64)
-    index = start = 0
-    while index < n_elements:
-        bounds = bounds_of(bytes(blob[start : start + WINDOW_BYTES]), n_elements - index)
-        n_found = max(1, len(bounds) - 1)
-        skipped = -index % per_request  # elements before the first that begins a request
-        if skipped < n_found:
-            begins = bounds[skipped:n_found:per_request] if len(bounds) > 1 else np.zeros(1, np.int64)
-            number = (index + skipped) // per_request
-            starts[number : number + len(begins)] = begins + start
-        # an element that is longer than a window is alone
-        start += int(bounds[-1]) if len(bounds) > 1 else PREFIX_BYTES + LENGTH.unpack_from(blob, start)[0]
-        index += n_found
-        yield
-    starts[-1] = start
-    return starts
 
 
 # The answers
@@ -261,7 +244,10 @@ class RowOutputs:
                 return whole
             expected = "a list with a value" if n_rows == 1 else f"a list of {n_rows} values, one"
             raise CodecError(f"{output.label}: expected {expected} for each row, got the shape {shape_text(shape)}")
-        for whole in self._wholes(shape, declared):
+        wholes = self._wholes(shape, declared)
+        if output.may_be_scalars:
+            wholes += self._wholes(shape[:-1], declared)
+        for whole in wholes:
             if whole[0] == n_rows and fits(declared[1:], whole[1:], self._sizes):
                 return whole
         raise _other_shape(output, shape, declared, self._sizes, n_rows)
@@ -273,11 +259,11 @@ class RowOutputs:
         """
         stacked, joined = (1, *shape), shape
         exact = [whole for whole in (stacked, joined) if len(whole) == len(declared)]
-        if exact or 0 not in shape:
+        if 0 not in shape:
             return exact
         shorter = [whole for whole in (stacked, joined) if len(whole) < len(declared)]
         completed = [(whole, _known_sizes(declared[len(whole) :], self._sizes)) for whole in shorter]
-        return [(*whole, *inner) for whole, inner in completed if inner is not None]
+        return exact + [(*whole, *inner) for whole, inner in completed if inner is not None]
 
 
 def _known_sizes(declared: Shape, sizes: Mapping[str, int]) -> tuple[int, ...] | None:

@@ -30,7 +30,7 @@ from gateway.codec.dialects.description import MAX_NAMED, ModelDescription, list
 from gateway.codec.dialects.output import SETTING, Output, Text, shown
 from gateway.codec.dialects.paths import ORDER, AnswerForm, Node, Step, document_of, list_in_order, reason_at
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
-from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members
+from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_items, read_members, stepwise
 from gateway.codec.json.member_finder import is_key
 from gateway.codec.json.members import (
     LISTS,
@@ -45,7 +45,8 @@ from gateway.codec.json.members import (
 )
 from gateway.codec.json.pieces import ARRAY, OBJECT, SPACE
 from gateway.codec.json.sinks import TextSink
-from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.tensors.datatypes import BYTES, DATATYPES
+from gateway.codec.tensors.row_order import is_permutation
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
 from gateway.codec.values import Value
 from gateway.errors import CodecError, FailedAnswerError
@@ -135,7 +136,13 @@ class Walk:
 
         Raises `CodecError` if it does not have the outputs, `FailedAnswerError` if it says that it is a failure.
         """
-        yield from self._value(self.form.tree, text)
+        try:
+            yield from self._value(self.form.tree, text)
+        except CodecError:
+            # the values of a failed answer may be words; what the answer says of itself may have come before them
+            for path in self.form.success.keys() & self._noted.keys():
+                self._check_success(path, self.form.success[path])
+            raise
         for path, expected in self.form.success.items():
             self._check_success(path, expected)
         if self._with_outputs is None and not self._has_paths:
@@ -146,7 +153,8 @@ class Walk:
         if order is not None:
             yield from self._put_in_order(order)
         for output in self.found.values() if self._has_paths else ():
-            if 0 in output.shape and self._has_error:
+            # null in place of a number says the same as no value
+            if (0 in output.shape or output.nonfinite) and self._has_error:
                 raise self._unfit(f"{label_of('output', output.name)}: there are no values")
             output.check_shape()
 
@@ -470,7 +478,8 @@ class Walk:
         yield from self._value(row, text)
         where = f"row {level.n_rows}: "
         self._check(level.columns, level.row, where)
-        if self._has_paths and self._words.get("error", b"") not in NO_ERRORS and b"null" in level.row.values():
+        has_error = self._has_paths and self._words.get("error", b"") not in NO_ERRORS
+        if has_error and any(_has_null(level.columns[name], value) for name, value in level.row.items()):
             raise FailedAnswerError(f"{where}{shortened(words_of(self._words))}")
         self._words = around
         most_bytes = self._waiting_bytes
@@ -490,10 +499,11 @@ class Walk:
         """Put the outputs in whose rows *order* stands into the order that it says. Raises `CodecError`."""
         label = f"`order` (at {self.form.order})"
         n_rows = math.prod(order.shape)
-        if len(self._first_sizes) == 1 and n_rows != (expected := next(iter(self._first_sizes))):
+        if self._first_sizes and n_rows not in self._first_sizes:
+            expected = " or ".join(map(str, sorted(self._first_sizes)))
             raise CodecError(f"{label}: the answer has {n_rows} rows, and the request has {expected}")
         indexes = np.concatenate([np.frombuffer(blob, "<i8") for blob in order.blobs] or [np.empty(0, "<i8")])
-        if not np.array_equal(np.sort(indexes), np.arange(n_rows)):
+        if not (yield from stepwise(is_permutation(indexes))):
             shown_ = ", ".join(map(str, indexes[:MAX_NAMED].tolist()))
             raise CodecError(f"{label}: expected each of the rows 0 to {n_rows - 1} once, got {shown_}")
         rows = next((node for node in self._rows_with_order(self.form.tree)), None)
@@ -513,6 +523,13 @@ def is_same_value(one: Any, other: Any) -> bool:
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     return bool(one == other)
+
+
+def _has_null(output: Output, value: bytes | Value) -> bool:
+    """Whether a value of *output* in a row is null, or a number in it is."""
+    if isinstance(value, Value):
+        return value.nonfinite > 0
+    return value == b"null" if output.datatype.kind is BYTES else b"null" in value
 
 
 def _skip(text: Text, label: str) -> Reading[None]:

@@ -42,6 +42,9 @@ STAND_IN = b"[1%014d" % secrets.randbelow(10**14)
 _AT_BYTE = re.compile(r"(?<=\(byte )[0-9]+")
 """Where in a text the words of an error say that it is wrong."""
 
+_LONE_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F])")
+"""Half of a pair, as servers write it that cut a text inside of an emoji; the decoder takes it for the text's end."""
+
 _STAND_INS = {
     literal: b"%b%d]" % (STAND_IN, index) for index, literal in enumerate((b"-Infinity", b"Infinity", b"NaN"))
 }
@@ -72,6 +75,8 @@ def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
             return decoded(decoder, protected)
         words = _AT_BYTE.sub(lambda at: str(len(restore_literals(text[: int(at[0])]))), str(error))
         words = words.replace("JSON is malformed", "malformed JSON")
+        if "Expected" not in words and (lone := _LONE_SURROGATE.search(text)) is not None:
+            words = f"malformed JSON: a lone surrogate, {lone[1].decode()}, in a string"
         raise CodecError(words.replace("Input data was truncated", "JSON is cut off")) from None
 
 

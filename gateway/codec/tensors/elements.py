@@ -143,6 +143,29 @@ def end_of(blob: memoryview, start: int, n_elements: int) -> Generator[None, Non
     return start
 
 
+def starts_of(blob: memoryview, n_elements: int, per_row: int) -> Generator[None, None, npt.NDArray[np.int64]]:
+    """Where every *per_row*-th of the *n_elements* of *blob* begins, and where the last ends.
+
+    Yields after each step of work.
+    """
+    starts = np.zeros(-(-n_elements // per_row) + 1, np.int64)
+    index = start = 0
+    while index < n_elements:
+        bounds = bounds_of(bytes(blob[start : start + WINDOW_BYTES]), n_elements - index)
+        n_found = max(1, len(bounds) - 1)
+        skipped = -index % per_row  # elements before the first that begins a row
+        if skipped < n_found:
+            begins = bounds[skipped:n_found:per_row] if len(bounds) > 1 else np.zeros(1, np.int64)
+            number = (index + skipped) // per_row
+            starts[number : number + len(begins)] = begins + start
+        # an element that is longer than a window is alone
+        start += int(bounds[-1]) if len(bounds) > 1 else PREFIX_BYTES + LENGTH.unpack_from(blob, start)[0]
+        index += n_found
+        yield
+    starts[-1] = start
+    return starts
+
+
 def bounds_of(window: bytes, most: int) -> npt.NDArray[np.int64]:
     """Where the elements start that are whole at the front of *window*, and where the last ends; shape [n + 1].
 

@@ -1,14 +1,22 @@
 """Putting the rows of a tensor into another order, in steps of bounded size."""
 
 from collections.abc import Generator
-from itertools import islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.datatypes import BYTES, Datatype
-from gateway.codec.tensors.elements import STEP_ELEMENTS, WINDOW_BYTES, bounds_of, end_of
+from gateway.codec.tensors.elements import starts_of
+
+STEP_ROWS = 1024
+"""How many rows of strings one step copies."""
+
+STEP_BYTES = 1024 * 1024
+"""How many bytes of strings one step copies."""
+
+STEP_INDEXES = 64 * 1024
+"""How many indexes one step looks at."""
 
 
 def rows_in_order(
@@ -30,27 +38,41 @@ def rows_in_order(
     return memoryview(made.tobytes()) if not made.size else made.reshape(-1).data
 
 
+def is_permutation(indexes: npt.NDArray[np.int64]) -> Generator[None, None, bool]:
+    """Whether *indexes* has each place from 0 on once. Yields after each step of work, which sorting would not."""
+    is_there = np.zeros(len(indexes), bool)
+    for start in range(0, len(indexes), STEP_INDEXES):
+        step = indexes[start : start + STEP_INDEXES]
+        if step.min() < 0 or step.max() >= len(indexes):
+            return False
+        is_there[step] = True
+        yield
+    return bool(is_there.all())
+
+
 def _strings_in_order(
     blob: memoryview, row_elements: int, indexes: npt.NDArray[np.int64]
 ) -> Generator[None, None, memoryview]:
-    bounds = [0]
-    n_elements = row_elements * len(indexes)
-    while len(bounds) <= n_elements:
-        start, most = bounds[-1], min(STEP_ELEMENTS, n_elements + 1 - len(bounds))
-        found = bounds_of(bytes(blob[start : start + WINDOW_BYTES]), most).tolist()
-        if len(found) > 1:
-            bounds += [start + bound for bound in found[1:]]
-        else:  # a single element that is longer than the window
-            bounds.append((yield from end_of(blob, start, 1)))
+    n_rows = len(indexes)
+    if not n_rows or not row_elements:
+        return memoryview(b"")
+    starts = yield from starts_of(blob, n_rows * row_elements, row_elements)
+    row_at = np.empty(n_rows, np.int64)
+    for start in range(0, n_rows, STEP_INDEXES):
+        step = indexes[start : start + STEP_INDEXES]
+        row_at[step] = np.arange(start, start + len(step))
         yield
-    ends = bounds[::row_elements] if row_elements else [0] * (len(indexes) + 1)
-    row_at = np.empty(len(indexes), np.int64)
-    row_at[indexes] = np.arange(len(indexes))
-    rows = list(pairwise(ends))
-    made = bytearray()
-    places = iter(row_at.tolist())
-    while step := list(islice(places, STEP_ELEMENTS)):
-        for start, end in (rows[place] for place in step):
-            made += blob[start:end]
+    made = memoryview(np.empty(len(blob), np.uint8).data)
+    at = done = 0
+    for first in range(0, n_rows, STEP_ROWS):
+        rows = row_at[first : first + STEP_ROWS]
+        for start, end in zip(starts[rows].tolist(), starts[rows + 1].tolist(), strict=True):
+            for piece in range(start, end, STEP_BYTES):
+                size = min(end - piece, STEP_BYTES)
+                made[at : at + size] = blob[piece : piece + size]
+                at += size
+                if at - done >= STEP_BYTES:
+                    done = at
+                    yield
         yield
-    return memoryview(made)
+    return made

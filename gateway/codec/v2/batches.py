@@ -45,6 +45,8 @@ class Share(msgspec.Struct, frozen=True, gc=False):
     """As JSON text; empty if it has none."""
     blobs: list[memoryview]
     """The blob of each input."""
+    names: Sequence[str]
+    """The name of each input."""
 
     @property
     def n_bytes(self) -> int:
@@ -77,7 +79,8 @@ def read_share(body: memoryview, framing: Framing, limits: HeaderLimits) -> Gene
     rows = {tensor.shape[:1] for tensor in tensors}
     if len(rows) != 1 or rows & {(), (0,)} or is_of_sequence or not (is_binary and is_known):
         return None
-    return Share(kind, tensors[0].shape[0], request_id, [tensor.blob for tensor in tensors])
+    names, blobs = zip(*[(tensor.name, tensor.blob) for tensor in tensors], strict=True)
+    return Share(kind, tensors[0].shape[0], request_id, list(blobs), names)
 
 
 def _marked(request: Request, blobs: Cursor) -> Generator[None, None, list[Tensor]]:

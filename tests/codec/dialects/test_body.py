@@ -350,6 +350,20 @@ def test_parameters_are_put_over_their_defaults() -> None:
         assert "[1].$parameters" in described_body(wrong, {}).faults
 
 
+def test_a_parameter_cannot_stand_in_an_inputs_only_place() -> None:
+    only = described_body("{options: {$parameters: {text: $c}}}", {})
+    with pytest.raises(CodecError, match="input 'c' .*: one of the request's parameters takes its place"):
+        made_of(only, C, parameters={"text": "other"})
+    twice = described_body("{c: $c, options: {$parameters: {text: $c}}}", {})
+    assert made_of(twice, C, parameters={"text": "other"}) == {"c": 0.5, "options": {"text": "other"}}
+    shape = described_body("{c: $c, options: {$parameters: {text: {$shape: c}}}}", {})
+    assert made_of(shape, C, parameters={"text": 1}) == {"c": 0.5, "options": {"text": 1}}
+
+
+def test_inputs_of_which_only_the_shape_is_sent_are_told_apart() -> None:
+    assert described_body("{c: $c, n: {$rows: x}, s: [$s, {$shape: s}]}", {}).sent == {"c", "s"}
+
+
 def test_an_optional_input_that_is_missing_leaves_its_member_out() -> None:
     body = described_body("{a: $x, o: {n: $n, k: 1}, l: [1, $n], r: {$each: {s: $s, n: $n}}}", {}, optional="n")
     assert made_of(body, X, S) == {

@@ -1,6 +1,7 @@
 """What is known of a model: merging, patterns, what is missing, and V2's metadata."""
 
 import json
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from gateway.codec.dialects.description import (
     ModelDescription,
     Template,
     check_known,
+    may_be_joined,
     missing_datatype,
     v2_metadata,
 )
@@ -236,3 +238,33 @@ def test_v2_metadata_has_what_clients_look_for() -> None:
         ],
     }
     assert json.loads(v2_metadata("m", UNKNOWN)) == {"name": "m", "platform": "", "inputs": [], "outputs": []}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "expected"),
+    [
+        ([(-1, 4), None], [None], True),
+        ([("n", 4), (-1,)], [("n",)], True),
+        ([("n", 4), ("m",)], [("n",)], False),  # m may happen to be n
+        ([("n", 4)], [("m",)], False),
+        ([(-1, 4), (3,)], [None], False),
+        ([(-1, 4), ()], [None], False),
+        ([(-1, 4)], [(3,)], False),
+        ([(-1, 4)], [()], False),
+    ],
+)
+def test_requests_are_joined_where_all_first_dimensions_may_be_the_rows(
+    inputs: list[Any], outputs: list[Any], expected: bool
+) -> None:
+    description = ModelDescription(
+        inputs={f"x{index}": TensorDescription(FP32, shape) for index, shape in enumerate(inputs)},
+        outputs={f"y{index}": TensorDescription(FP32, shape) for index, shape in enumerate(outputs)},
+    )
+    assert may_be_joined(description.inputs, description) is expected
+
+
+def test_an_optional_input_that_is_missing_keeps_no_requests_apart() -> None:
+    tensors = {"x": TensorDescription(FP32, (-1,)), "s": TensorDescription(FP32, (), optional=True)}
+    description = ModelDescription(inputs=tensors, outputs={"y": TensorDescription(FP32)})
+    assert may_be_joined(["x"], description)
+    assert not may_be_joined(["x", "s"], description)

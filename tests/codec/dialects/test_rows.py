@@ -68,6 +68,11 @@ def numbers_in(output: Output) -> Any:
     return np.frombuffer(b"".join(output.blobs), "<f4").reshape(output.shape).tolist()
 
 
+def packed_output(name: str, values: object) -> Output:
+    """As `output_of`, of texts in base64 with the numbers of the last dimension in each."""
+    return output_of(name, values, TensorDescription(FP32, None, "base64"))
+
+
 # Cutting
 
 
@@ -123,6 +128,15 @@ def test_no_rows_are_no_request(shape: tuple[int, ...]) -> None:
 def test_rows_without_elements_are_rows() -> None:
     _, parts = cut(2, Tensor("x", FP32, (3, 0), memoryview(b"")), strings_of("t", [], (3, 0)))
     assert [(x.shape, t.shape, len(t.blob)) for x, t in parts] == [((2, 0), (2, 0), 0), ((1, 0), (1, 0), 0)]
+
+
+@pytest.mark.parametrize("n_rows", [4097, 2**60])
+def test_rows_without_values_are_no_more_than_nested_json_may_have(n_rows: int) -> None:
+    """Each would be a request, and cost the client nothing."""
+    empty = Tensor("x", FP32, (n_rows, 0), memoryview(b""))
+    with pytest.raises(CodecError, match="an empty tensor of more than 4096 lists"):
+        cut(1, empty)
+    assert cut(1, Tensor("x", FP32, (4096, 0), memoryview(b"")))[0].n_requests == 4096
 
 
 def test_inputs_with_different_numbers_of_rows_are_refused_with_both_names() -> None:
@@ -304,3 +318,21 @@ def test_the_reader_of_one_answer_does_not_judge_shapes() -> None:
 
 def test_errors_name_rows() -> None:
     assert (rows_label(3, 1), rows_label(4, 4)) == ("row 3", "rows 4 to 7")
+
+
+@pytest.mark.parametrize(("shape", "n_rows"), [((-1,), 2), ((-1,), 1), (("n", 3), 2)])
+def test_texts_in_base64_with_one_number_each_may_be_scalars(shape: Shape, n_rows: int) -> None:
+    """A row's only number is a text, and so is a row of numbers."""
+    outputs = RowOutputs({"y": TensorDescription(FP32, shape, "base64")}, 2, {})
+    values = np.arange(n_rows * 3, dtype="<f4").reshape(n_rows, 3)[:, : 1 if len(shape) == 1 else 3]
+    run(outputs.add(0, n_rows, [packed_output("y", values)]))
+    (output,) = outputs.finish([])
+    assert numbers_in(output) == (values[:, 0] if len(shape) == 1 else values).tolist()
+
+
+def test_empty_lists_are_completed_whichever_way_they_are_read() -> None:
+    """`[[]]` has as many dimensions as declared if it is a row, and one less if it is the rows."""
+    outputs = outputs_for(("n", "m", 2), m=0)
+    run(outputs.add(0, 1, [output_of("y", np.empty((1, 0)))]))
+    (output,) = outputs.finish([])
+    assert output.shape == (1, 0, 2)

@@ -461,11 +461,56 @@ def test_an_answer_with_its_signs_of_success_is_read() -> None:
         '{"error": "no disk"}',
         '{"output": [], "error": "no disk"}',
         '{"output": [], "error": {"message": "no disk"}}',
+        '{"output": [null], "error": "no disk"}',
+        '{"error": "no disk", "output": [[1, null], [2, 3]]}',
     ],
 )
 def test_an_error_beside_outputs_without_values_is_a_failure(text: str, chunk_bytes: int | None) -> None:
     with pytest.raises(FailedAnswerError, match="no disk"):
         read(text, {"y": "$.output"}, {"y": "FP32"}, chunk_bytes=chunk_bytes)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+@pytest.mark.parametrize("output", ['"n/a"', "[[1], [2, 3]]", '{"why": 1}'])
+def test_a_failed_answer_is_a_failure_whatever_stands_in_place_of_its_values(
+    output: str, chunk_bytes: int | None
+) -> None:
+    """Malformed answers eject an endpoint, and a failure is none."""
+    text = f'{{"status": "failed", "why": "no disk", "y": {output}}}'
+    success = {"$.status": "succeeded"}
+    with pytest.raises(FailedAnswerError, match="^no disk"):
+        read(text, {"y": "$.y"}, {"y": "FP32"}, success=success, error="$.why", chunk_bytes=chunk_bytes)
+    with pytest.raises(CodecError, match="^output 'y'") as malformed:
+        read(text.replace("failed", "succeeded"), {"y": "$.y"}, {"y": "FP32"}, success=success, error="$.why")
+    assert not isinstance(malformed.value, FailedAnswerError)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+@pytest.mark.parametrize(
+    ("row", "path", "datatype"),
+    [
+        ('{"y": [null, null], "error": "too long"}', "$.r[*].y", "FP32"),
+        ('{"y": [1, null], "error": "too long"}', "$.r[*].y", "FP32"),
+        ('{"y": [{"v": null}, {"v": 3}], "error": "too long"}', "$.r[*].y[*].v", "FP32"),
+        ('{"error": "too long", "y": null}', "$.r[*].y", "BYTES"),
+    ],
+)
+def test_an_error_beside_null_inside_of_a_rows_value_is_a_failure(
+    row: str, path: str, datatype: str, chunk_bytes: int | None
+) -> None:
+    with pytest.raises(FailedAnswerError, match="^row 0: too long$"):
+        read(
+            f'{{"r": [{row}]}}',
+            {"y": path},
+            {"y": datatype},
+            chunk_bytes=chunk_bytes,
+            missing="-" * (datatype == "BYTES"),
+        )
+
+
+def test_an_error_beside_a_text_that_says_null_is_none() -> None:
+    text = '{"r": [{"y": "null", "error": "cut"}]}'
+    assert read(text, {"y": "$.r[*].y"}, {"y": "BYTES"})["y"] == ([1], ["null"])
 
 
 @pytest.mark.parametrize("error", ["null", '""', "false", "0", "[]", "{}"])
@@ -518,6 +563,13 @@ def test_rows_that_are_not_each_there_once_are_refused(indexes: list[Any], words
     text = json.dumps([{"i": index, "y": 1} for index in indexes])
     with pytest.raises(CodecError, match=words):
         read(text, {"y": "$[*].y"}, {"y": "FP32"}, order="$[*].i", first_sizes=[2])
+
+
+def test_rows_are_as_many_as_one_of_the_inputs_has_where_these_differ() -> None:
+    text = '[{"i": 1, "y": 1}, {"i": 0, "y": 0}]'
+    with pytest.raises(CodecError, match="the answer has 2 rows, and the request has 1 or 3"):
+        read(text, {"y": "$[*].y"}, {"y": "FP32"}, order="$[*].i", first_sizes=[1, 3])
+    assert read(text, {"y": "$[*].y"}, {"y": "FP32"}, order="$[*].i", first_sizes=[1, 2])["y"] == ([2], [0, 1])
 
 
 @pytest.mark.parametrize("path", ["$[0]", "$[0][*]", "$[0].y", "$.a[0].y"])

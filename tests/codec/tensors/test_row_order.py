@@ -1,11 +1,13 @@
 """Rows of tensors in another order."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from gateway.codec.tensors.datatypes import DATATYPES
-from gateway.codec.tensors.row_order import rows_in_order
+from gateway.codec.tensors.row_order import STEP_INDEXES, STEP_ROWS, is_permutation, rows_in_order
 from tests.steps import run
 
 
@@ -31,3 +33,29 @@ def test_rows_of_strings_keep_their_elements(n_rows: int, row_elements: int) -> 
     expected = np.empty((n_rows, row_elements), object)
     expected[order] = np.array(texts, object).reshape(n_rows, row_elements)
     assert list(deserialize_bytes_tensor(bytes(made))) == list(expected.ravel())
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 2, STEP_INDEXES, STEP_INDEXES + 1])
+def test_indexes_have_each_place_once(n_rows: int) -> None:
+    order = np.random.default_rng(3).permutation(n_rows)
+    assert run(is_permutation(order))
+    for index in {0, n_rows - 1} if n_rows else ():
+        for other in {-1, n_rows, 2**62, int(order[(index + 1) % n_rows])} - {int(order[index])}:
+            wrong = order.copy()
+            wrong[index] = other
+            assert not run(is_permutation(wrong))
+
+
+def test_strings_are_put_in_order_in_small_steps_and_little_memory() -> None:
+    n_rows = 200_000
+    blob = memoryview(b"\3\0\0\0abc" * n_rows)
+    order = np.random.default_rng(4).permutation(n_rows)
+    tracemalloc.start()
+    try:
+        steps = rows_in_order(blob, DATATYPES["BYTES"], 1, order)
+        n_steps = sum(1 for _ in steps)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert n_steps >= n_rows / STEP_ROWS
+    assert peak_bytes < len(blob) + 2 * 8 * n_rows + 1024 * 1024  # the new blob, and two numbers for each row
