@@ -15,7 +15,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, FileFinder, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from queue import SimpleQueue
@@ -68,7 +68,10 @@ class AdapterModule:
         weakref.finalize(self, _forget, package).atexit = False
         module: Any = _imported(file, package)
         for name, arguments in FUNCTIONS.items():
-            fault, line = _fault_of(getattr(module, name, None), name, arguments)
+            try:
+                fault, line = _fault_of(getattr(module, name, None), name, arguments)
+            except BaseException as error:  # of a module's `__getattr__`, or of a callable that is no function
+                fault, line = f"`{name}` cannot be looked at: {_shown(error)}", 1
             if fault:
                 raise ConfigError(f"{file}:{line}: {fault}")
         self._functions: Adapter = module
@@ -79,10 +82,23 @@ class AdapterModule:
         try:
             return getattr(self._functions, function)(*arguments)
         except BaseException as error:  # also SystemExit, which would end the thread alone and tell nobody
-            text, kind = _text_of(error), type(error).__name__
-            words = f"the adapter's `{function}` failed: {kind}{': ' if text else ''}{text}"
-            refusal = (text or kind) if isinstance(error, ValueError) else None
+            refusal = (_text_of(error) or type(error).__name__) if isinstance(error, ValueError) else None
+            words = f"the adapter's `{function}` failed: {_shown(error)}"
             raise AdapterFailedError(words, _place(error, self._file), refusal) from None
+
+    @contextmanager
+    def using_result(self, function: str) -> Iterator[None]:
+        """Use what *function* has returned: it may have code of the adapter's own, such as a mapping's or an array's.
+
+        Raises `AdapterFailedError` for all that it raises, and `CodecError` as it is.
+        """
+        try:
+            yield
+        except CodecError:
+            raise
+        except BaseException as error:  # as in `call`
+            words = f"what the adapter's `{function}` returned cannot be used: {_shown(error)}"
+            raise AdapterFailedError(words, self.place_of(function)) from None
 
     def place_of(self, function: str) -> str:
         """File and line of *function*, for logs."""
@@ -134,15 +150,19 @@ def _imported(file: Path, package: str) -> types.ModuleType:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name and (file.parent / f"{error.name}.py").exists():
             hint = f"; what stands beside an adapter is imported by `from . import {error.name}`"
-        text = error.msg if isinstance(error, SyntaxError) else _text_of(error)
-        raise ConfigError(f"{_place(error, file)}: not imported: {type(error).__name__}: {text}{hint}") from None
+        raise ConfigError(f"{_place(error, file)}: not imported: {_shown(error)}{hint}") from None
     return module
+
+
+def _shown(error: BaseException) -> str:
+    text = _text_of(error)
+    return f"{type(error).__name__}{': ' if text else ''}{text}"
 
 
 def _text_of(error: BaseException) -> str:
     try:
-        return shortened(str(error), EXCEPTION_CHARACTERS)
-    except Exception:  # an exception of the adapter's own, whose text cannot be made
+        return shortened(str(error.msg if isinstance(error, SyntaxError) else error), EXCEPTION_CHARACTERS)
+    except BaseException:  # an exception of the adapter's own, whose text cannot be made
         return ""
 
 
@@ -279,8 +299,10 @@ def _work(jobs: "SimpleQueue[_Job | None]") -> None:
         result = error = None
         try:
             result = function()
-        except BaseException as raised:
+        except Exception as raised:
             error = raised
+        except BaseException as raised:  # the event loop, which raises it again, would end by SystemExit
+            error = RuntimeError(f"{type(raised).__name__} in a thread")
         try:
             tell(result, error)
         except RuntimeError:  # the event loop has ended meanwhile

@@ -43,7 +43,10 @@ def try_adapter(file: Path, sample: Path, answer: Path | None, *, model: str, ve
     try:
         made = adapter.call("request", call)
         try:
-            path, body = request_of(made, NonFinite.LITERAL)
+            with adapter.using_result("request"):
+                path, body = request_of(made, NonFinite.LITERAL)
+        except AdapterFailedError:
+            raise
         except CodecError as error:
             words = f"what `request` returned cannot be sent: {error}"
             raise AdapterFailedError(words, adapter.place_of("request")) from None
@@ -55,9 +58,10 @@ def try_adapter(file: Path, sample: Path, answer: Path | None, *, model: str, ve
         except CodecError as error:
             raise ConfigError(f"{answer}: {error}") from None
         outputs = adapter.call("answer", call, 200, parsed)
+        with adapter.using_result("answer"):
+            return _show(outputs, call.outputs, adapter.place_of("answer"))
     except AdapterFailedError as error:
         raise ConfigError(f"{error.place}: {error}") from None
-    return _show(outputs, call.outputs, adapter.place_of("answer"))
 
 
 def _content(file: Path) -> bytes:

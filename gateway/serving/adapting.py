@@ -107,7 +107,7 @@ class Adapted(Foreign):
         call = self.call
         call.body.hold_answer(decoder.held_bytes + len(last) * (1 + PARSED_PER_BYTE))
         try:
-            return await _run(adapter, partial(at_once, decoder.finish(last)), call.exchange.response_codec)
+            return await _run(adapter, partial(_answered, adapter, decoder, last), call.exchange.response_codec)
         except AdapterFailedError as error:
             call.exchange.failed_at = error.place
             raise
@@ -123,10 +123,19 @@ def _made(
     asked = adapted.call_of(request)
     made = adapter.call("request", asked)
     try:
-        return asked, *request_of(made, nonfinite)
+        with adapter.using_result("request"):
+            return asked, *request_of(made, nonfinite)
+    except AdapterFailedError:
+        raise
     except CodecError as error:
         words = f"what the adapter's `request` returned cannot be sent: {error}"
         raise AdapterFailedError(words, adapter.place_of("request")) from None
+
+
+def _answered(adapter: AdapterModule, decoder: AdapterAnswer, last: bytes) -> InferReply:
+    """Finish *decoder*. Raises `CodecError`; for a thread."""
+    with adapter.using_result("answer"):
+        return at_once(decoder.finish(last))
 
 
 async def _run(adapter: AdapterModule, function: Callable[[], T], codec: Pacer) -> T:

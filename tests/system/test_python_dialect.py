@@ -394,6 +394,57 @@ async def test_the_policy_for_nan_is_that_of_the_backend(tmp_path: Path, policy:
         assert stage.server.seen[-1].body == sent
 
 
+ODD = """
+    import collections.abc
+    import numpy as np
+
+    class Odd(Exception):
+        def __str__(self):
+            raise SystemExit(3)
+
+    class Lazy(collections.abc.Mapping):
+        def __getitem__(self, key):
+            raise SystemExit(3)
+
+        def __iter__(self):
+            raise KeyboardInterrupt
+
+        def __len__(self):
+            return 1
+
+    class Array:
+        def __array__(self, dtype=None, copy=None):
+            raise SystemExit(3)
+
+    class Shown:
+        def __repr__(self):
+            raise StopIteration
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ("raise Odd", 500, "the adapter's `request` failed: Odd"),
+        ("return Shown(), {}", 500, "what the adapter's `request` returned cannot be used: StopIteration"),
+        ("return '/p', Lazy()", 500, "what the adapter's `request` returned cannot be sent"),
+        ("a = [np.zeros(1, '>f8')]; a.append(a); return '/p', a", 500, "cannot be used: RecursionError"),
+        ("return Lazy()", 502, "what the adapter's `answer` returned cannot be used: KeyboardInterrupt"),
+        ("return {'y': Array()}", 502, "what the adapter's `answer` returned cannot be used: SystemExit: 3"),
+        ("raise Odd", 502, "the adapter's `answer` failed: Odd"),
+    ],
+)
+async def test_no_code_of_an_adapter_ends_the_gateway(tmp_path: Path, body: str, status: int, words: str) -> None:
+    request, answer = (body, "return {'y': [1, 2]}") if status == 500 else ("return '/p', {}", body)
+    functions = f"def request(call):\n    {request}\n\ndef answer(call, status, body):\n    {answer}\n"
+    async with before(Legacy(GOOD), written(tmp_path, dedent(ODD) + functions)) as stage:
+        for _ in range(2):
+            assert words in error_of(await stage.infer("m", numbers("x", X, "FP32")), status)
+        assert await stage.client.wait_until_idle(5) == 0
+        assert stage.client.gateway.gateway.admission.held_bytes == 0
+
+
 # Threads
 
 HOLDS = """
@@ -702,6 +753,11 @@ FUNCTIONS = "def request(call):\n    return '/p', {}\n\ndef answer(call, status,
         ("import beside\n", "is imported by `from . import beside`"),
         ("from . import beside\n", "beside.py:2: not imported: ZeroDivisionError: division by zero"),
         ("raise SystemExit(1)\n", "scorer.py:1: not imported: SystemExit: 1"),
+        ("def __getattr__(name):\n    exit(2)\n", "scorer.py:1: `request` cannot be looked at: SystemExit: 2"),
+        (
+            "class E(Exception):\n    def __str__(self):\n        exit(2)\n\nraise E\n",
+            "scorer.py:5: not imported: E",
+        ),
     ],
 )
 def test_check_imports_an_adapter_and_names_the_lines_of_both_files(
