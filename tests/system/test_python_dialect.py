@@ -21,11 +21,13 @@ import tritonclient.grpc.aio as triton
 import yaml
 from tritonclient.utils import InferenceServerException, deserialize_bytes_tensor
 
-from gateway.adapter_modules import MAX_THREADS, PACKAGES, load_adapters
+from gateway.adapter_modules import PACKAGES, load_adapters
+from gateway.adapter_threads import MAX_THREADS
 from gateway.cli import main
 from gateway.codec.dialects.python import PARSED_PER_BYTE
 from gateway.config import inspect, parse
 from gateway.errors import ConfigError
+from gateway.policy.admission import Admission
 from gateway.process.application import Application
 from tests.batching.test_batching import ask, serving, together
 from tests.conftest import Client, Reply, access_lines, answering, lying, running
@@ -511,9 +513,22 @@ async def test_the_wait_for_a_thread_counts_in_the_total_time(tmp_path: Path) ->
         x = numbers("x", X, "FP32")
         replies = await asyncio.gather(*(stage.infer("slow", x) for _ in range(MAX_THREADS + 6)))
         assert {reply.status for reply in replies} == {504}
-        assert all("timeouts.total" in reply.error for reply in replies)
+        assert all(
+            "the adapter of backend 'slow' took longer than 0.5 s (timeouts.total)" in each.error for each in replies
+        )
+        assert "all of its 64 threads are in use" in error_of(await stage.infer("slow", x), 504)
         assert (await stage.infer("m", x)).status == 200
-        assert client.gateway.gateway.admission.held_bytes == 0
+        admission = client.gateway.gateway.admission
+        assert admission.held_bytes >= MAX_THREADS * X.nbytes
+        (tmp_path / "gate").touch()
+        assert (await stage.infer("slow", x)).status == 200
+        await until_free(admission)
+
+
+async def until_free(admission: Admission) -> None:
+    async with asyncio.timeout(10):
+        while admission.held_bytes:
+            await asyncio.sleep(0.01)
 
 
 HOLDS_ANSWERS = """
@@ -542,8 +557,10 @@ async def test_a_client_that_leaves_hangs_nothing(tmp_path: Path, adapter: str) 
             await asyncio.sleep(0.01)
         leaving.cancel()
         assert await stage.client.wait_until_idle(5) == 0
-        assert stage.client.gateway.gateway.admission.held_bytes == 0
+        admission = stage.client.gateway.gateway.admission
+        assert admission.held_bytes > X.nbytes  # the thread still has the request
         (tmp_path / "gate").touch()
+        await until_free(admission)
         assert (await stage.infer("m", x)).status == 200
         assert len(stage.server.seen) == (1 if adapter == HOLDS else 2)
 
@@ -560,6 +577,41 @@ async def test_an_answer_counts_while_the_adapter_works_on_it(tmp_path: Path) ->
         (tmp_path / "gate").touch()
         assert (await asked).status == 200
         assert admission.held_bytes == 0
+
+
+async def test_a_request_counts_beside_its_answer(tmp_path: Path) -> None:
+    """Of a large request that was streamed the adapter still has the arrays, and the gateway the JSON."""
+    x = np.ones((100_000, 4), np.float32)
+    file = written(
+        tmp_path,
+        HOLDS_ANSWERS.replace("'/p', {}", "'/p', call.inputs['x']").replace('"/p", {}', '"/p", call.inputs["x"]'),
+    )
+    server = Legacy(orjson.dumps({"y": [0.5] * len(x), "more": "x" * 5_000_000}))
+    async with before(server, file) as stage:
+        admission = stage.client.gateway.gateway.admission
+        asked = asyncio.create_task(stage.infer("m", numbers("x", x, "FP32")))
+        while not (tmp_path / "gate.begun").exists():
+            await asyncio.sleep(0.01)
+        assert admission.held_bytes > 2 * x.nbytes + (1 + PARSED_PER_BYTE) * 5_000_000
+        (tmp_path / "gate").touch()
+        assert (await asked).status == 200
+        await until_free(admission)
+
+
+async def test_an_answer_that_takes_too_long_to_read_is_not_called_slow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    extra, timeouts = "logging: {access: json}\n", {"total": "300ms"}
+    async with before(Legacy(GOOD), written(tmp_path, HOLDS_ANSWERS), extra=extra, timeouts=timeouts) as stage:
+        words = error_of(await stage.infer("m", numbers("x", X, "FP32")), 504)
+        assert words.endswith(
+            "the answer of backend 'main' was there, and to read it took longer than 0.3 s (timeouts.total)"
+        )
+        (tmp_path / "gate").touch()
+        await until_free(stage.client.gateway.gateway.admission)
+    (line,) = (json.loads(each) for each in access_lines(caplog))
+    assert "scorer.py:10" in line["detail"]
 
 
 async def test_threads_end_with_the_gateway(tmp_path: Path) -> None:

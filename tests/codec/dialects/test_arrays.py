@@ -3,7 +3,7 @@
 import enum
 import json
 import math
-from collections import OrderedDict, UserDict, defaultdict
+from collections import OrderedDict, UserDict
 from types import MappingProxyType
 from typing import Any
 
@@ -454,7 +454,7 @@ class Half(enum.Enum):
     [
         {"a": MappingProxyType({"b": [math.nan]})},
         {"a": UserDict(b=[Half.LOST])},
-        {"a": defaultdict(tuple, b=(np.float32("nan"),))},
+        {"a": OrderedDict(b=(np.float32("nan"),))},
     ],
 )
 def test_nan_is_found_in_mappings_and_enums_of_every_kind(body: object) -> None:
