@@ -699,6 +699,34 @@ async def test_a_reload_imports_an_adapter_anew_or_leaves_everything_as_it_was(t
     assert not (tmp_path / "__pycache__").exists()
 
 
+async def test_a_reload_frees_what_the_adapter_before_has_held(tmp_path: Path) -> None:
+    """A module and its functions refer to each other, and garbage collection is tuned to look away from old objects."""
+    large = """
+        from pathlib import Path
+
+        class Large:
+            gone = Path(__file__).with_name("gone")
+
+            def __del__(self):
+                self.gone.touch()
+
+        LARGE = Large()
+    """
+    file = written(tmp_path, dedent(large) + dedent(ECHO))
+    async with lying(answering(GOOD)) as backend:
+        text = configuration(backend.url, file)
+        async with gateway_process(text, tmp_path / "g.yaml") as gateway, aiohttp.ClientSession() as session:
+            assert (await post_json(session, gateway.url)).status == 200
+            (tmp_path / "gone").unlink()  # by the first look at the configuration
+            file.write_text(dedent(ECHO))
+            gateway.reload(text)
+            await gateway.saw("INFO gateway.announce: reloaded", count=1)
+            async with asyncio.timeout(10):
+                while not (tmp_path / "gone").exists():
+                    await asyncio.sleep(0.01)
+            assert (await post_json(session, gateway.url)).status == 200
+
+
 async def test_a_reload_leaves_no_module_behind_and_requests_in_flight_keep_theirs(tmp_path: Path) -> None:
     others = modules_of_adapters()
     file = written(tmp_path, HOLDS)
