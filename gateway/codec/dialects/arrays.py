@@ -268,14 +268,15 @@ def made_outputs(
     for name in selection.named or description.outputs:
         described = description.outputs[name]
         assert described.datatype is not None, "the configuration says it"
-        output = Output(name, described, described.datatype)
-        if made.get(name) is None:
+        output = Output(name, described, described.datatype, sizes=known)
+        given = made.get(name)
+        if given is None:
             raise CodecError(f"{output.label}: missing among the outputs, which are {listed(map(str, made))}")
-        value = wire_value(output, made[name], described)
-        if described.shape is not None and not fits(described.shape, value.shape, known):
+        output.take(wire_value(output, given, described))
+        shape = output.whole_shape  # `np.array([])` of no rows is [0], whatever a row would be
+        if described.shape is not None and not fits(described.shape, shape, known):
             expected = declared_text(described.shape, known)
-            raise CodecError(f"{output.label}: got the shape {shape_text(value.shape)}, and {SETTING} says {expected}")
-        output.take(value)
+            raise CodecError(f"{output.label}: got the shape {shape_text(shape)}, and {SETTING} says {expected}")
         found.append(output)
     return found
 

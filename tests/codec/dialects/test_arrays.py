@@ -471,3 +471,12 @@ def test_integers_of_any_size_are_read_exactly(number: int) -> None:
 
 def test_a_byte_order_mark_is_skipped() -> None:
     assert parsed_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
+@pytest.mark.parametrize("made", [[], np.array([], np.float32), np.zeros((0, 3), np.float32)])
+def test_no_rows_have_the_shape_that_is_declared(made: object) -> None:
+    description = ModelDescription(outputs={"y": TensorDescription(DATATYPES["FP32"], ("n", "k"))})
+    (found,) = made_outputs({"y": made}, description, OutputSelection(), {"n": 0, "k": 3})
+    assert found.whole_shape == (0, 3)
+    with pytest.raises(CodecError, match=r"got the shape \[0, 3\], and .* says \[n, k\] \(n is 1, k is 3\)"):
+        made_outputs({"y": made}, description, OutputSelection(), {"n": 1, "k": 3})
