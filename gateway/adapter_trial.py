@@ -4,7 +4,9 @@ The functions run here as they do for a client. What only a configuration knows,
 judged.
 """
 
+import codecs
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,7 @@ def try_adapter(file: Path, sample: Path, answer: Path | None, *, model: str, ve
 
 def _content(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 
@@ -74,13 +76,15 @@ def _content(file: Path) -> bytes:
 def _show(outputs: Any, wanted: tuple[str, ...], place: str) -> int:
     """Print *outputs*; the exit code."""
     faults = []
-    if not isinstance(outputs, dict):
+    if not isinstance(outputs, Mapping):
         faults.append(f"expected outputs by name, {{'y': array}}, got a {type(outputs).__name__}")
     else:
         faults += [f"output {name!r}: missing, and the sample asks for it" for name in wanted if name not in outputs]
         for name, given in outputs.items():
             try:
-                print(_line(str(name), given))
+                if not isinstance(name, str):
+                    raise CodecError(f"output {name!r}: expected a text as its name, got a {type(name).__name__}")
+                print(_line(name, given))
             except CodecError as error:
                 faults.append(str(error))
     for fault in faults:
