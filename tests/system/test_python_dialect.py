@@ -667,7 +667,7 @@ VERSIONED = """
 
 def modules_of_adapters() -> set[str]:
     gc.collect()
-    return {name for name in sys.modules if name.startswith(PACKAGES)}
+    return {name for name in list(sys.modules) if name.startswith(PACKAGES)}  # a thread may forget one meanwhile
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -749,7 +749,9 @@ async def test_a_reload_leaves_no_module_behind_and_requests_in_flight_keep_thei
         (tmp_path / "gate").touch()
         assert np.frombuffer((await under_way).binary, np.float32).tolist() == [0.5, 1]
         del under_way
-        assert modules_of_adapters() - others == new
+        async with asyncio.timeout(10):  # the thread lets go a moment after its result is there
+            while modules_of_adapters() - others != new:
+                await asyncio.sleep(0.01)
         stage.server.answer = b'{"y": [7, 8]}'
         reply = await stage.infer("m", numbers("x", X, "FP32"))
         assert np.frombuffer(reply.binary, np.float32).tolist() == [7, 8]
