@@ -1,9 +1,10 @@
-"""Adapters of `dialect: python`: their files are imported, and their functions called in threads.
+"""Adapters of `dialect: python`: their files are imported, and their functions called.
 
 Each backend has a module of its own, also where two name the same file. An adapter imports the files beside it by
 `from . import NAME`: their folder is a package for this one module, without an `__init__.py` and not on `sys.path`. So
 a reload imports them anew as well, and nothing old stays in `sys.modules`. Not here: what the functions get and return
-(`codec.dialects.arrays`).
+(`codec.dialects.arrays`), and
+the threads in which they run (`adapter_threads`).
 """
 
 import asyncio
@@ -11,32 +12,28 @@ import importlib.util
 import inspect
 import itertools
 import sys
-import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, FileFinder, ModuleSpec, SourceFileLoader
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from gateway.adapter import Adapter
+from gateway.adapter_threads import AdapterThreads
 from gateway.codec.v2.error_bodies import shortened
 from gateway.config import Config
 from gateway.errors import CodecError, ConfigError
-
-T = TypeVar("T")
-
-MAX_THREADS = 64
-"""How many calls of one adapter run at once; others wait, within `timeouts.total`. Threads wait more than they work:
-what they do in Python, they do one after the other."""
 
 IMPORT_S = 60.0
 """How long a reload waits for imports, so that one that hangs does not end all reloads."""
 
 EXCEPTION_CHARACTERS = 1000
 """How many characters of an exception's text are repeated."""
+
+SWITCH_S = 0.0005
+"""After how long a thread that works in Python gives way to the event loop, which wants to go on; by default 5 ms."""
 
 PACKAGES = "_tensor_gateway_adapters_"
 """What the names of the packages of adapters begin with; a number follows, new for each import."""
@@ -68,21 +65,38 @@ class AdapterModule:
         weakref.finalize(self, _forget, package).atexit = False
         module: Any = _imported(file, package)
         for name, arguments in FUNCTIONS.items():
-            fault, line = _fault_of(getattr(module, name, None), name, arguments)
+            try:
+                fault, line = _fault_of(getattr(module, name, None), name, arguments)
+            except BaseException as error:  # of a module's `__getattr__`, or of a callable that is no function
+                fault, line = f"`{name}` cannot be looked at: {_shown(error)}", 1
             if fault:
                 raise ConfigError(f"{file}:{line}: {fault}")
         self._functions: Adapter = module
         self.threads = AdapterThreads()
+        sys.setswitchinterval(SWITCH_S)
 
     def call(self, function: str, *arguments: Any) -> Any:
         """What *function* returns for *arguments*. Raises `AdapterFailedError`, whatever it has raised."""
         try:
             return getattr(self._functions, function)(*arguments)
         except BaseException as error:  # also SystemExit, which would end the thread alone and tell nobody
-            text, kind = _text_of(error), type(error).__name__
-            words = f"the adapter's `{function}` failed: {kind}{': ' if text else ''}{text}"
-            refusal = (text or kind) if isinstance(error, ValueError) else None
+            refusal = (_text_of(error) or type(error).__name__) if isinstance(error, ValueError) else None
+            words = f"the adapter's `{function}` failed: {_shown(error)}"
             raise AdapterFailedError(words, _place(error, self._file), refusal) from None
+
+    @contextmanager
+    def using_result(self, function: str) -> Iterator[None]:
+        """Use what *function* has returned: it may have code of the adapter's own, such as a mapping's or an array's.
+
+        Raises `AdapterFailedError` for all that it raises, and `CodecError` as it is.
+        """
+        try:
+            yield
+        except CodecError:
+            raise
+        except BaseException as error:  # as in `call`
+            words = f"what the adapter's `{function}` returned cannot be used: {_shown(error)}"
+            raise AdapterFailedError(words, self.place_of(function)) from None
 
     def place_of(self, function: str) -> str:
         """File and line of *function*, for logs."""
@@ -134,15 +148,19 @@ def _imported(file: Path, package: str) -> types.ModuleType:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name and (file.parent / f"{error.name}.py").exists():
             hint = f"; what stands beside an adapter is imported by `from . import {error.name}`"
-        text = error.msg if isinstance(error, SyntaxError) else _text_of(error)
-        raise ConfigError(f"{_place(error, file)}: not imported: {type(error).__name__}: {text}{hint}") from None
+        raise ConfigError(f"{_place(error, file)}: not imported: {_shown(error)}{hint}") from None
     return module
+
+
+def _shown(error: BaseException) -> str:
+    text = _text_of(error)
+    return f"{type(error).__name__}{': ' if text else ''}{text}"
 
 
 def _text_of(error: BaseException) -> str:
     try:
-        return shortened(str(error), EXCEPTION_CHARACTERS)
-    except Exception:  # an exception of the adapter's own, whose text cannot be made
+        return shortened(str(error.msg if isinstance(error, SyntaxError) else error), EXCEPTION_CHARACTERS)
+    except BaseException:  # an exception of the adapter's own, whose text cannot be made
         return ""
 
 
@@ -210,79 +228,3 @@ def adapter_problems(config: Config) -> Iterator[tuple[str, str]]:
                 AdapterModule(Path(backend.adapter))
             except ConfigError as error:
                 yield f"backends.{name}.adapter", str(error)
-
-
-# Threads
-
-_Job = tuple[Callable[[], Any], Callable[[Any, BaseException | None], object]]
-
-
-class AdapterThreads:
-    """The threads in which the functions of one adapter run, so that none of them holds the event loop.
-
-    They are begun as they are needed, and end with this object. As daemons they keep no process from ending, whatever
-    an adapter waits for.
-    """
-
-    def __init__(self) -> None:
-        self._free = asyncio.Semaphore(MAX_THREADS)
-        self._idle: list[SimpleQueue[_Job | None]] = []
-
-    def __del__(self) -> None:
-        for jobs in self._idle:
-            jobs.put(None)
-
-    async def run(self, function: Callable[[], T]) -> T:
-        """What *function* returns or raises. If the caller is cancelled, the thread goes on and nobody gets its result.
-
-        A thread that goes on keeps its place among `MAX_THREADS`.
-        """
-        await self._free.acquire()
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-        try:
-            jobs = self._idle.pop() if self._idle else _begin_thread()
-        except BaseException:
-            self._free.release()
-            raise
-
-        def tell(result: T, error: BaseException | None) -> None:
-            loop.call_soon_threadsafe(self._end, jobs, done, result, error)
-
-        jobs.put((function, tell))
-        return await done
-
-    def _end(
-        self, jobs: "SimpleQueue[_Job | None]", done: "asyncio.Future[T]", result: T, error: BaseException | None
-    ) -> None:
-        """The thread that *jobs* go to has nothing to do any more."""
-        self._idle.append(jobs)
-        self._free.release()
-        if done.done():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
-
-
-def _begin_thread() -> "SimpleQueue[_Job | None]":
-    jobs: SimpleQueue[_Job | None] = SimpleQueue()
-    threading.Thread(target=_work, args=(jobs,), name="adapter", daemon=True).start()
-    return jobs
-
-
-def _work(jobs: "SimpleQueue[_Job | None]") -> None:
-    """Do *jobs* until None comes. Between two of them nothing of a request is held."""
-    while (job := jobs.get()) is not None:
-        function, tell = job
-        result = error = None
-        try:
-            result = function()
-        except BaseException as raised:
-            error = raised
-        try:
-            tell(result, error)
-        except RuntimeError:  # the event loop has ended meanwhile
-            return
-        del job, function, tell, result, error

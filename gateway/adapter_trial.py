@@ -4,7 +4,9 @@ The functions run here as they do for a client. What only a configuration knows,
 judged.
 """
 
+import codecs
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,10 @@ def try_adapter(file: Path, sample: Path, answer: Path | None, *, model: str, ve
     try:
         made = adapter.call("request", call)
         try:
-            path, body = request_of(made, NonFinite.LITERAL)
+            with adapter.using_result("request"):
+                path, body = request_of(made, NonFinite.LITERAL)
+        except AdapterFailedError:
+            raise
         except CodecError as error:
             words = f"what `request` returned cannot be sent: {error}"
             raise AdapterFailedError(words, adapter.place_of("request")) from None
@@ -55,14 +60,15 @@ def try_adapter(file: Path, sample: Path, answer: Path | None, *, model: str, ve
         except CodecError as error:
             raise ConfigError(f"{answer}: {error}") from None
         outputs = adapter.call("answer", call, 200, parsed)
+        with adapter.using_result("answer"):
+            return _show(outputs, call.outputs, adapter.place_of("answer"))
     except AdapterFailedError as error:
         raise ConfigError(f"{error.place}: {error}") from None
-    return _show(outputs, call.outputs, adapter.place_of("answer"))
 
 
 def _content(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 
@@ -70,13 +76,15 @@ def _content(file: Path) -> bytes:
 def _show(outputs: Any, wanted: tuple[str, ...], place: str) -> int:
     """Print *outputs*; the exit code."""
     faults = []
-    if not isinstance(outputs, dict):
+    if not isinstance(outputs, Mapping):
         faults.append(f"expected outputs by name, {{'y': array}}, got a {type(outputs).__name__}")
     else:
         faults += [f"output {name!r}: missing, and the sample asks for it" for name in wanted if name not in outputs]
         for name, given in outputs.items():
             try:
-                print(_line(str(name), given))
+                if not isinstance(name, str):
+                    raise CodecError(f"output {name!r}: expected a text as its name, got a {type(name).__name__}")
+                print(_line(name, given))
             except CodecError as error:
                 faults.append(str(error))
     for fault in faults:

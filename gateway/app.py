@@ -11,10 +11,11 @@ import secrets
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 
 from gateway import certificates
-from gateway.adapter_modules import adapter_problems, import_adapters, load_adapters
+from gateway.adapter_modules import AdapterModule, adapter_problems, import_adapters, load_adapters
 from gateway.backend.tasks import Tasks
 from gateway.backend.upstream import Upstream
 from gateway.certificates import TlsContext
@@ -56,8 +57,25 @@ def settle() -> None:
     Objects that exist now live until the process ends, so they are no longer searched for garbage: a full collection
     would walk every object of every imported module and hold the event loop for 20 ms.
     """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+def _settle_without(adapter: AdapterModule) -> None:
+    """Free what *adapter* holds, once no request uses it any more.
+
+    Its functions and its module refer to each other, and the first module was there when the process settled, so it
+    would never be searched for garbage. This holds the event loop for about 20 ms, after a reload.
+    """
+    loop = asyncio.get_running_loop()
+
+    def settle_soon() -> None:
+        with suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(settle)
+
+    if gc.get_freeze_count():  # else the process has not settled
+        weakref.finalize(adapter, settle_soon).atexit = False
 
 
 def file_problems(config: Config) -> Iterator[tuple[str, str]]:
@@ -210,6 +228,8 @@ class DataPlane:
             tracing = await asyncio.to_thread(_tracing, config)
         except ConfigError as error:
             raise ConfigError(without_hidden_paths(config, str(error))) from None
+        for adapter in self.gateway.serving.adapters.values():
+            _settle_without(adapter)
         self.gateway.replace(Serving(plan, now, adapters=adapters))
         self.config = config
         self.server.limits = config.limits

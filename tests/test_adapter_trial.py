@@ -213,3 +213,12 @@ def test_the_types_are_imported_without_anything_else() -> None:
     code = "import sys, gateway.adapter; print([name for name in sys.modules if name.startswith('gateway')])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert output.strip() == "['gateway', 'gateway.adapter']"
+
+
+def test_outputs_are_judged_as_for_a_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = "\ufeff" + json.dumps(SAMPLE)  # some editors write a byte order mark
+    mapping = answering(tmp_path, "__import__('collections').UserDict(score=np.zeros(1))")
+    assert tried(tmp_path, mapping, sample, {}) == 0
+    assert "score: FP64 [1] [0.0]" in capsys.readouterr().out
+    assert tried(tmp_path, answering(tmp_path, "{1: np.zeros(1), 'score': [1]}"), SAMPLE, {}) == 1
+    assert "output 1: expected a text as its name, got a int" in capsys.readouterr().err

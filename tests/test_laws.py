@@ -28,6 +28,7 @@ LAYERS = [
     {"client", "backend"},
     {
         "adapter_modules",
+        "adapter_threads",
         "plan",
         "telemetry",
         "exchange",

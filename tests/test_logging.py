@@ -587,3 +587,22 @@ async def test_the_format_of_standard_error_changes_with_a_reload(tmp_path: Path
     said = [json.loads(line[at:]) for line in errors.splitlines() if (at := line.find(b'{"time"')) >= 0]
     assert any(each["logger"] == "py.warnings" and "a library warns" in each["message"] for each in said)
     assert any("RuntimeError: a bug" in each["message"] + each.get("exception", "") for each in said)
+
+
+PRINTING = """
+import logging
+from gateway.telemetry.log_writer import ACCESS, LogWriter
+writer = LogWriter("info")
+writer.start()
+print("printed")
+logging.getLogger(ACCESS).info("line")
+writer.stop()
+print("after")
+"""
+
+
+async def test_what_an_adapter_prints_stands_in_no_access_log() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PRINTING), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert await process.communicate() == (b"line\nafter\n", b"printed\n")

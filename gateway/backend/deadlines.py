@@ -117,4 +117,7 @@ class Deadlines:
             return GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False)
         if self._ended_in == "client":
             return GatewayError(ErrorKind.SLOW_CLIENT, f"the client kept the request open for more than {total}")
+        if self._ended_in == "gateway":
+            words = f"the answer of backend {backend!r} was there, and to read it took longer than {total}"
+            return GatewayError(ErrorKind.TIMEOUT, words)
         return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} took longer than {total}")

@@ -4,7 +4,7 @@ Everything that reads a body from a client is here.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -126,6 +126,12 @@ class ClientBody(Reservation):
             return
         self._answer_room = self.n_bytes - self._answer_bytes
         self.hold(max(self._answer_bytes, self._answer_room) - self.n_bytes)
+
+    def leave(self) -> Callable[[], None]:
+        """Keep all that is reserved now beyond the end of the request, until the returned function is called."""
+        held = Reservation(self.admission)
+        held.hold(self.n_bytes)
+        return held.release
 
     def framing(self) -> Framing:
         """The framing of an inference by the client's headers: where its JSON ends. Raises `CodecError`."""

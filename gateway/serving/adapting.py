@@ -3,6 +3,7 @@
 All other questions about such a server are answered as for other dialects (`foreign`).
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 from gateway.adapter import AdapterCall
 from gateway.adapter_modules import AdapterFailedError, AdapterModule
+from gateway.adapter_threads import MAX_THREADS
 from gateway.backend.asking import PIECE_BYTES
 from gateway.codec.dialects.arrays import adapter_call, array_bytes, at_once, check_complete, request_of
 from gateway.codec.dialects.description import check_known, v2_metadata
@@ -49,7 +51,7 @@ class Adapted(Foreign):
         call.body.reserve(array_bytes(request.inputs))
         make = partial(_made, adapter, request, self, policy.nonfinite)
         try:
-            asked, path, text = await call.within_total(_run(adapter, make, call.exchange.request_codec))
+            asked, path, text = await self._made_in_time(adapter, make)
         except AdapterFailedError as error:
             call.exchange.failed_at = error.place
             if error.refusal is not None:
@@ -60,6 +62,23 @@ class Adapted(Foreign):
         small = text if len(text) <= PIECE_BYTES else None
         finish = partial(self._finish, adapter)
         return Prepared(request, WholeJson(text), small, decoder, target=self._target(path, adapter), finish=finish)
+
+    async def _made_in_time(
+        self, adapter: AdapterModule, make: Callable[[], tuple[AdapterCall, str, bytes]]
+    ) -> tuple[AdapterCall, str, bytes]:
+        """What *make* returns in a thread. Raises `AdapterFailedError`, and `GatewayError` (TIMEOUT)."""
+        call = self.call
+        try:
+            return await call.within_total(_run(adapter, make, call, call.exchange.request_codec))
+        except GatewayError as error:
+            if error.kind is not ErrorKind.TIMEOUT:
+                raise
+            call.exchange.failed_at = adapter.place_of("request")
+            total = f"{call.backend.settings.timeouts.total:g} s (timeouts.total)"
+            words = f"the adapter of backend {call.backend.name!r} took longer than {total}, and nothing was sent"
+            if adapter.threads.are_all_in_use:
+                words += f"; all of its {MAX_THREADS} threads are in use"
+            raise GatewayError(ErrorKind.TIMEOUT, words, sent=False) from None
 
     def call_of(self, request: DialectRequest) -> AdapterCall:
         """What the adapter gets for *request*. Raises `CodecError` for arrays that numpy cannot have."""
@@ -107,7 +126,10 @@ class Adapted(Foreign):
         call = self.call
         call.body.hold_answer(decoder.held_bytes + len(last) * (1 + PARSED_PER_BYTE))
         try:
-            return await _run(adapter, partial(at_once, decoder.finish(last)), call.exchange.response_codec)
+            return await _run(adapter, partial(_answered, adapter, decoder, last), call, call.exchange.response_codec)
+        except asyncio.CancelledError:
+            call.exchange.failed_at = adapter.place_of("answer")
+            raise
         except AdapterFailedError as error:
             call.exchange.failed_at = error.place
             raise
@@ -123,20 +145,32 @@ def _made(
     asked = adapted.call_of(request)
     made = adapter.call("request", asked)
     try:
-        return asked, *request_of(made, nonfinite)
+        with adapter.using_result("request"):
+            return asked, *request_of(made, nonfinite)
+    except AdapterFailedError:
+        raise
     except CodecError as error:
         words = f"what the adapter's `request` returned cannot be sent: {error}"
         raise AdapterFailedError(words, adapter.place_of("request")) from None
 
 
-async def _run(adapter: AdapterModule, function: Callable[[], T], codec: Pacer) -> T:
-    """Run *function* in a thread of *adapter*'s; its time is counted as that of *codec*."""
+def _answered(adapter: AdapterModule, decoder: AdapterAnswer, last: bytes) -> InferReply:
+    """Finish *decoder*. Raises `CodecError`; for a thread."""
+    with adapter.using_result("answer"):
+        return at_once(decoder.finish(last))
+
+
+async def _run(adapter: AdapterModule, function: Callable[[], T], call: Call, codec: Pacer) -> T:
+    """Run *function* in a thread of *adapter*'s; its time is counted as that of *codec*.
+
+    If *call* ends before the thread does, its bytes stay reserved until then.
+    """
 
     def timed() -> tuple[T, float]:
         began_s = time.perf_counter()
         result = function()
         return result, time.perf_counter() - began_s
 
-    result, seconds = await adapter.threads.run(timed)
+    result, seconds = await adapter.threads.run(timed, call.body.leave)
     codec.seconds += seconds
     return result

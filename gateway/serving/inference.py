@@ -119,7 +119,7 @@ async def _decoded(call: Call, prepared: Prepared, request_body: memoryview, ans
     if answer.status >= 300:
         raise await call.backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
     if answer.is_streamed:
-        call.let_go(answer, *prepared.request.views, request_body, *(call.framing.blobs or ()))
+        _let_go(call, prepared, request_body, answer)
     answer.refuse_encoded()
     pacer = exchange.response_codec
     whole = chunk = await answer.next(WHOLE_BYTES)
@@ -149,6 +149,12 @@ async def _decoded(call: Call, prepared: Prepared, request_body: memoryview, ans
     exchange.output_datatypes = answered.datatypes
     exchange.response_nonfinite = answered.nonfinite
     return answered, transcoded_lines(answer.headers)
+
+
+def _let_go(call: Call, prepared: Prepared, request_body: memoryview, answer: Answer) -> None:
+    """Free the request's memory, unless an adapter gets it once more, with the answer."""
+    if prepared.finish is None:
+        call.let_go(answer, *prepared.request.views, request_body, *(call.framing.blobs or ()))
 
 
 async def _reply(call: Call, answered: InferReply, lines: str) -> None:

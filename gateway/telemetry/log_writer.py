@@ -1,7 +1,9 @@
 """Writes log lines to standard output and standard error, by threads that may wait for a slow reader."""
 
+import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -62,7 +64,13 @@ class LogWriter(logging.Handler):
         return self._output.dropped + self._error.dropped
 
     def start(self) -> None:
-        """Take over the root logger."""
+        """Take over the root logger, and standard output.
+
+        What adapters print goes to standard error: between lines of the access log, or inside of one, it would break
+        whatever reads these.
+        """
+        self._print = contextlib.redirect_stdout(sys.stderr)
+        self._print.__enter__()
         root = logging.getLogger()
         root.handlers = [self]
         logging.captureWarnings(capture=True)
@@ -101,6 +109,7 @@ class LogWriter(logging.Handler):
         """Write the waiting lines for `STOP_S` at most, and say how many were dropped."""
         logging.captureWarnings(capture=False)
         logging.getLogger().handlers = []
+        self._print.__exit__(None, None, None)
         self._output.stop()
         if self.dropped:
             self._say(f"{self.dropped} log lines were dropped")

@@ -21,11 +21,13 @@ import tritonclient.grpc.aio as triton
 import yaml
 from tritonclient.utils import InferenceServerException, deserialize_bytes_tensor
 
-from gateway.adapter_modules import MAX_THREADS, PACKAGES, load_adapters
+from gateway.adapter_modules import PACKAGES, load_adapters
+from gateway.adapter_threads import MAX_THREADS
 from gateway.cli import main
 from gateway.codec.dialects.python import PARSED_PER_BYTE
 from gateway.config import inspect, parse
 from gateway.errors import ConfigError
+from gateway.policy.admission import Admission
 from gateway.process.application import Application
 from tests.batching.test_batching import ask, serving, together
 from tests.conftest import Client, Reply, access_lines, answering, lying, running
@@ -394,6 +396,57 @@ async def test_the_policy_for_nan_is_that_of_the_backend(tmp_path: Path, policy:
         assert stage.server.seen[-1].body == sent
 
 
+ODD = """
+    import collections.abc
+    import numpy as np
+
+    class Odd(Exception):
+        def __str__(self):
+            raise SystemExit(3)
+
+    class Lazy(collections.abc.Mapping):
+        def __getitem__(self, key):
+            raise SystemExit(3)
+
+        def __iter__(self):
+            raise KeyboardInterrupt
+
+        def __len__(self):
+            return 1
+
+    class Array:
+        def __array__(self, dtype=None, copy=None):
+            raise SystemExit(3)
+
+    class Shown:
+        def __repr__(self):
+            raise StopIteration
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ("raise Odd", 500, "the adapter's `request` failed: Odd"),
+        ("return Shown(), {}", 500, "what the adapter's `request` returned cannot be used: StopIteration"),
+        ("return '/p', Lazy()", 500, "what the adapter's `request` returned cannot be sent"),
+        ("a = [np.zeros(1, '>f8')]; a.append(a); return '/p', a", 500, "cannot be used: RecursionError"),
+        ("return Lazy()", 502, "what the adapter's `answer` returned cannot be used: KeyboardInterrupt"),
+        ("return {'y': Array()}", 502, "what the adapter's `answer` returned cannot be used: SystemExit: 3"),
+        ("raise Odd", 502, "the adapter's `answer` failed: Odd"),
+    ],
+)
+async def test_no_code_of_an_adapter_ends_the_gateway(tmp_path: Path, body: str, status: int, words: str) -> None:
+    request, answer = (body, "return {'y': [1, 2]}") if status == 500 else ("return '/p', {}", body)
+    functions = f"def request(call):\n    {request}\n\ndef answer(call, status, body):\n    {answer}\n"
+    async with before(Legacy(GOOD), written(tmp_path, dedent(ODD) + functions)) as stage:
+        for _ in range(2):
+            assert words in error_of(await stage.infer("m", numbers("x", X, "FP32")), status)
+        assert await stage.client.wait_until_idle(5) == 0
+        assert stage.client.gateway.gateway.admission.held_bytes == 0
+
+
 # Threads
 
 HOLDS = """
@@ -460,9 +513,22 @@ async def test_the_wait_for_a_thread_counts_in_the_total_time(tmp_path: Path) ->
         x = numbers("x", X, "FP32")
         replies = await asyncio.gather(*(stage.infer("slow", x) for _ in range(MAX_THREADS + 6)))
         assert {reply.status for reply in replies} == {504}
-        assert all("timeouts.total" in reply.error for reply in replies)
+        assert all(
+            "the adapter of backend 'slow' took longer than 0.5 s (timeouts.total)" in each.error for each in replies
+        )
+        assert "all of its 64 threads are in use" in error_of(await stage.infer("slow", x), 504)
         assert (await stage.infer("m", x)).status == 200
-        assert client.gateway.gateway.admission.held_bytes == 0
+        admission = client.gateway.gateway.admission
+        assert admission.held_bytes >= MAX_THREADS * X.nbytes
+        (tmp_path / "gate").touch()
+        assert (await stage.infer("slow", x)).status == 200
+        await until_free(admission)
+
+
+async def until_free(admission: Admission) -> None:
+    async with asyncio.timeout(10):
+        while admission.held_bytes:
+            await asyncio.sleep(0.01)
 
 
 HOLDS_ANSWERS = """
@@ -491,8 +557,10 @@ async def test_a_client_that_leaves_hangs_nothing(tmp_path: Path, adapter: str) 
             await asyncio.sleep(0.01)
         leaving.cancel()
         assert await stage.client.wait_until_idle(5) == 0
-        assert stage.client.gateway.gateway.admission.held_bytes == 0
+        admission = stage.client.gateway.gateway.admission
+        assert admission.held_bytes > X.nbytes  # the thread still has the request
         (tmp_path / "gate").touch()
+        await until_free(admission)
         assert (await stage.infer("m", x)).status == 200
         assert len(stage.server.seen) == (1 if adapter == HOLDS else 2)
 
@@ -509,6 +577,41 @@ async def test_an_answer_counts_while_the_adapter_works_on_it(tmp_path: Path) ->
         (tmp_path / "gate").touch()
         assert (await asked).status == 200
         assert admission.held_bytes == 0
+
+
+async def test_a_request_counts_beside_its_answer(tmp_path: Path) -> None:
+    """Of a large request that was streamed the adapter still has the arrays, and the gateway the JSON."""
+    x = np.ones((100_000, 4), np.float32)
+    file = written(
+        tmp_path,
+        HOLDS_ANSWERS.replace("'/p', {}", "'/p', call.inputs['x']").replace('"/p", {}', '"/p", call.inputs["x"]'),
+    )
+    server = Legacy(orjson.dumps({"y": [0.5] * len(x), "more": "x" * 5_000_000}))
+    async with before(server, file) as stage:
+        admission = stage.client.gateway.gateway.admission
+        asked = asyncio.create_task(stage.infer("m", numbers("x", x, "FP32")))
+        while not (tmp_path / "gate.begun").exists():
+            await asyncio.sleep(0.01)
+        assert admission.held_bytes > 2 * x.nbytes + (1 + PARSED_PER_BYTE) * 5_000_000
+        (tmp_path / "gate").touch()
+        assert (await asked).status == 200
+        await until_free(admission)
+
+
+async def test_an_answer_that_takes_too_long_to_read_is_not_called_slow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    extra, timeouts = "logging: {access: json}\n", {"total": "300ms"}
+    async with before(Legacy(GOOD), written(tmp_path, HOLDS_ANSWERS), extra=extra, timeouts=timeouts) as stage:
+        words = error_of(await stage.infer("m", numbers("x", X, "FP32")), 504)
+        assert words.endswith(
+            "the answer of backend 'main' was there, and to read it took longer than 0.3 s (timeouts.total)"
+        )
+        (tmp_path / "gate").touch()
+        await until_free(stage.client.gateway.gateway.admission)
+    (line,) = (json.loads(each) for each in access_lines(caplog))
+    assert "scorer.py:10" in line["detail"]
 
 
 async def test_threads_end_with_the_gateway(tmp_path: Path) -> None:
@@ -564,7 +667,7 @@ VERSIONED = """
 
 def modules_of_adapters() -> set[str]:
     gc.collect()
-    return {name for name in sys.modules if name.startswith(PACKAGES)}
+    return {name for name in list(sys.modules) if name.startswith(PACKAGES)}  # a thread may forget one meanwhile
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -596,6 +699,34 @@ async def test_a_reload_imports_an_adapter_anew_or_leaves_everything_as_it_was(t
     assert not (tmp_path / "__pycache__").exists()
 
 
+async def test_a_reload_frees_what_the_adapter_before_has_held(tmp_path: Path) -> None:
+    """A module and its functions refer to each other, and garbage collection is tuned to look away from old objects."""
+    large = """
+        from pathlib import Path
+
+        class Large:
+            gone = Path(__file__).with_name("gone")
+
+            def __del__(self):
+                self.gone.touch()
+
+        LARGE = Large()
+    """
+    file = written(tmp_path, dedent(large) + dedent(ECHO))
+    async with lying(answering(GOOD)) as backend:
+        text = configuration(backend.url, file)
+        async with gateway_process(text, tmp_path / "g.yaml") as gateway, aiohttp.ClientSession() as session:
+            assert (await post_json(session, gateway.url)).status == 200
+            (tmp_path / "gone").unlink()  # by the first look at the configuration
+            file.write_text(dedent(ECHO))
+            gateway.reload(text)
+            await gateway.saw("INFO gateway.announce: reloaded", count=1)
+            async with asyncio.timeout(10):
+                while not (tmp_path / "gone").exists():
+                    await asyncio.sleep(0.01)
+            assert (await post_json(session, gateway.url)).status == 200
+
+
 async def test_a_reload_leaves_no_module_behind_and_requests_in_flight_keep_theirs(tmp_path: Path) -> None:
     others = modules_of_adapters()
     file = written(tmp_path, HOLDS)
@@ -618,7 +749,9 @@ async def test_a_reload_leaves_no_module_behind_and_requests_in_flight_keep_thei
         (tmp_path / "gate").touch()
         assert np.frombuffer((await under_way).binary, np.float32).tolist() == [0.5, 1]
         del under_way
-        assert modules_of_adapters() - others == new
+        async with asyncio.timeout(10):  # the thread lets go a moment after its result is there
+            while modules_of_adapters() - others != new:
+                await asyncio.sleep(0.01)
         stage.server.answer = b'{"y": [7, 8]}'
         reply = await stage.infer("m", numbers("x", X, "FP32"))
         assert np.frombuffer(reply.binary, np.float32).tolist() == [7, 8]
@@ -702,6 +835,11 @@ FUNCTIONS = "def request(call):\n    return '/p', {}\n\ndef answer(call, status,
         ("import beside\n", "is imported by `from . import beside`"),
         ("from . import beside\n", "beside.py:2: not imported: ZeroDivisionError: division by zero"),
         ("raise SystemExit(1)\n", "scorer.py:1: not imported: SystemExit: 1"),
+        ("def __getattr__(name):\n    exit(2)\n", "scorer.py:1: `request` cannot be looked at: SystemExit: 2"),
+        (
+            "class E(Exception):\n    def __str__(self):\n        exit(2)\n\nraise E\n",
+            "scorer.py:5: not imported: E",
+        ),
     ],
 )
 def test_check_imports_an_adapter_and_names_the_lines_of_both_files(

@@ -1,7 +1,9 @@
 """Tensors as numpy arrays and back, and JSON in which arrays stand."""
 
+import enum
 import json
-from collections import OrderedDict
+import math
+from collections import OrderedDict, UserDict
 from types import MappingProxyType
 from typing import Any
 
@@ -438,3 +440,43 @@ def test_outputs_that_nobody_wants_are_dropped_and_those_that_are_come_in_the_cl
     selection = OutputSelection(named={"c": True, "a": True})
     made = {"a": [1], "b": "no number", "c": [3]}
     assert [each.name for each in made_outputs(made, ModelDescription(outputs=described), selection, {})] == ["c", "a"]
+
+
+class Half(enum.Enum):
+    """Members that orjson writes as their values."""
+
+    LOST = math.nan
+    HALF = 0.5
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"a": MappingProxyType({"b": [math.nan]})},
+        {"a": UserDict(b=[Half.LOST])},
+        {"a": OrderedDict(b=(np.float32("nan"),))},
+    ],
+)
+def test_nan_is_found_in_mappings_and_enums_of_every_kind(body: object) -> None:
+    with pytest.raises(CodecError, match=r"the number at \['a'\]\['b'\]\[0\] is nan, which JSON cannot carry"):
+        json_text(body, NonFinite.REJECT)
+    assert json_text(body, NonFinite.LITERAL) == b'{"a":{"b":[NaN]}}'
+    assert json_text([Half.HALF, None, MappingProxyType({})], NonFinite.REJECT) == b"[0.5,null,{}]"
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**40, -(10**40)])
+def test_integers_of_any_size_are_read_exactly(number: int) -> None:
+    assert parsed_json(b'{"a":[%d,0.5]}' % number) == {"a": [number, 0.5]}
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    assert parsed_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
+@pytest.mark.parametrize("made", [[], np.array([], np.float32), np.zeros((0, 3), np.float32)])
+def test_no_rows_have_the_shape_that_is_declared(made: object) -> None:
+    description = ModelDescription(outputs={"y": TensorDescription(DATATYPES["FP32"], ("n", "k"))})
+    (found,) = made_outputs({"y": made}, description, OutputSelection(), {"n": 0, "k": 3})
+    assert found.whole_shape == (0, 3)
+    with pytest.raises(CodecError, match=r"got the shape \[0, 3\], and .* says \[n, k\] \(n is 1, k is 3\)"):
+        made_outputs({"y": made}, description, OutputSelection(), {"n": 1, "k": 3})
