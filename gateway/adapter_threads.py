@@ -43,7 +43,8 @@ class _Thread:
 
     def work(self) -> None:
         """Do the jobs until None comes. Between two of them nothing of a request is held."""
-        self.clock = time.pthread_getcpuclockid(threading.get_ident())
+        if hasattr(time, "pthread_getcpuclockid"):  # not on macOS, where all threads count as waiting
+            self.clock = time.pthread_getcpuclockid(threading.get_ident())
         while (job := self.jobs.get()) is not None:
             function, tell = job
             result = None
