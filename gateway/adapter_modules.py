@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import itertools
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from gateway.config import Config
 from gateway.errors import CodecError, ConfigError
 
 IMPORT_S = 60.0
-"""How long a reload waits for imports, so that one that hangs does not end all reloads."""
+"""How long an import may take: at the start, in `check`, and in a reload, which one that hangs would end for ever."""
 
 EXCEPTION_CHARACTERS = 1000
 """How many characters of an exception's text are repeated."""
@@ -199,13 +200,33 @@ def _place(error: BaseException, file: Path) -> str:
     return place
 
 
+def import_adapter(file: Path) -> AdapterModule:
+    """Import *file*. Raises `ConfigError`, also if it takes longer than `IMPORT_S`: its thread is left alone then."""
+    imported: list[AdapterModule | BaseException] = []
+
+    def work() -> None:
+        try:
+            imported.append(AdapterModule(file))
+        except BaseException as error:
+            imported.append(error)
+
+    thread = threading.Thread(target=work, name="import of an adapter", daemon=True)
+    thread.start()
+    thread.join(IMPORT_S)
+    if not imported:
+        raise ConfigError(f"{file}:1: not imported within {IMPORT_S:g} s")
+    if isinstance(imported[0], BaseException):
+        raise imported[0]
+    return imported[0]
+
+
 def load_adapters(config: Config) -> dict[str, AdapterModule]:
     """The adapters of *config*, by backend. Raises `ConfigError` for the first that cannot be used."""
     adapters = {}
     for name, backend in config.backends.items():
         if backend.adapter is not None:
             try:
-                adapters[name] = AdapterModule(Path(backend.adapter))
+                adapters[name] = import_adapter(Path(backend.adapter))
             except ConfigError as error:
                 raise ConfigError(f"backends.{name}.adapter: {error}") from None
     return adapters
@@ -225,6 +246,6 @@ def adapter_problems(config: Config) -> Iterator[tuple[str, str]]:
     for name, backend in config.backends.items():
         if backend.adapter is not None:
             try:
-                AdapterModule(Path(backend.adapter))
+                import_adapter(Path(backend.adapter))
             except ConfigError as error:
                 yield f"backends.{name}.adapter", str(error)

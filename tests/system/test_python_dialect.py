@@ -807,6 +807,18 @@ async def test_a_process_ends_though_an_import_hangs(tmp_path: Path) -> None:
             assert await gateway.stop() == 0
 
 
+def test_an_import_that_hangs_ends_check_and_the_start_with_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.adapter_modules.IMPORT_S", 0.05)
+    file = written(tmp_path, "import threading\nthreading.Event().wait(30)\n")
+    config = tmp_path / "g.yaml"
+    config.write_text(configuration("http://127.0.0.1:1", file))
+    for command in (["check", str(config)], ["serve", "--config", str(config)]):
+        assert main(command) == 2
+        assert "scorer.py:1: not imported within 0.05 s" in capfd.readouterr().err
+
+
 async def test_two_backends_with_one_file_have_two_modules(tmp_path: Path) -> None:
     file = written(tmp_path, "COUNT = []\n" + dedent(ECHO))
     backend = yaml.safe_load(settings_of(file)) | {"endpoints": ["http://127.0.0.1:1"]}
