@@ -24,6 +24,7 @@ from gateway.doctor.member_names import (
     OPTIONS,
     RESERVED,
     SHAPES,
+    snake,
 )
 from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, shape_of, tensor_of
 
@@ -268,20 +269,22 @@ def _has_clients(value: Any, place: JsonPlace = ()) -> bool:
 
 
 def _named(place: JsonPlace) -> list[str]:
-    """The names of members in *place*, in lower case."""
-    return [step.lower() for step in place if isinstance(step, str)]
+    """The names of members in *place*, as in `member_names`."""
+    return [snake(step) for step in place if isinstance(step, str)]
 
 
 def _is_option(place: JsonPlace, value: Any) -> bool:
     """Whether *value*, at *place*, says how a model works: by its name if it is no list, or by the object it is in."""
     *groups, name = _named(place) or [""]
     is_named = name in (OPTION_LISTS if isinstance(value, list) else OPTIONS)
+    if type(value) is int and name in ("user_id", "client_id"):  # a key that a model looks up
+        is_named = False
     return name not in CHOICES and (is_named or any(group in OPTION_GROUPS for group in groups))
 
 
 def _is_clients(place: JsonPlace) -> bool:
     name = (_named(place) or [""])[-1]
-    words = name.replace("-", "_").split("_")
+    words = name.split("_")
     return not _is_option(place, "") and (name in CLIENTS or any(word in CLIENTS_WORDS for word in words))
 
 

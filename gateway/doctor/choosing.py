@@ -8,8 +8,8 @@ from typing import Any
 
 from gateway.doctor.answered import Answers, Found, Left
 from gateway.doctor.filling import is_close
-from gateway.doctor.member_names import CLASSES, COUNTS, ROW_NUMBERS, STATES, TIME_ENDS, TIMES
-from gateway.doctor.trials import AGAIN, ALL, FIRST, GROUP, LAST, TURNED, Trials
+from gateway.doctor.member_names import CLASSES, ROW_NUMBERS, STATES, TIME_ENDS, TIMES, snake
+from gateway.doctor.trials import AGAIN, ALL, FIRST, GROUP, LAST, TURNED, Trials, is_count
 
 
 @dataclass
@@ -63,7 +63,7 @@ def choose(trials: Trials, answers: Answers) -> Choice:
 
 
 def _names(found: Found) -> list[str]:
-    return [step.lower() for step in found.place if isinstance(step, str)]
+    return [snake(step) for step in found.place if isinstance(step, str)]
 
 
 def _is_constant(found: Found) -> bool:
@@ -75,13 +75,16 @@ def _is_constant(found: Found) -> bool:
 
 def _why_left_out(found: Found, trials: Trials, *, is_unstable: bool) -> str:
     """Why *found* is no output, by its name and by how it behaves; empty if it is one."""
-    *groups, name = ["", *_names(found)]
+    name = ["", *_names(found)][-1]
     is_of_rows = trials.follows_rows(found) and found.datatype not in ("INT64", "BYTES")
     if name in ROW_NUMBERS and _counts(found):
         return "it is the number of each row"
-    if any(group in COUNTS for group in groups):
+    if is_count(found, is_unstable=is_unstable):
         return "it counts what the request took"
-    if (name in TIMES or name.endswith(TIME_ENDS)) and not is_of_rows:
+    if trials.mode == ALL and _counts_rows(found, trials):
+        return "it counts the rows of the request"
+    is_of_items = name in ("id", "date") and None in found.place and not is_unstable and not _is_constant(found)
+    if (name in TIMES or name.endswith(TIME_ENDS)) and not is_of_rows and not is_of_items:
         how = "it differs for the same request" if is_unstable else "its name says that it is the request's own"
         return f"{how}, as times and ids do"
     if _is_constant(found) and (name in CLASSES or name in STATES):
@@ -107,10 +110,16 @@ def _counts(found: Found) -> bool:
     return all(sorted(each) in ([*range(len(each))], [*range(1, len(each) + 1)]) for each in lists)
 
 
+def _counts_rows(found: Found, trials: Trials) -> bool:
+    """Whether *found* is one number, which was that of the request's rows in all tries, of which there were several."""
+    sizes = [trials.n_rows_of(trial) for trial in trials.answered]
+    return found.datatype == "INT64" and len(set(sizes)) > 1 and list(found.values) == sizes
+
+
 def _may_be_state(found: Found) -> bool:
     """Whether *found* is one value beside the outputs, the same in all tries, that may say that a request succeeded."""
     is_plain = all(isinstance(step, str) for step in found.place) and found.shapes[0] == ()
-    is_named = bool(found.place) and str(found.place[-1]).lower() in STATES
+    is_named = bool(found.place) and snake(str(found.place[-1])) in STATES
     return is_plain and is_named and _is_constant(found) and not isinstance(found.values[0], float)
 
 
@@ -129,7 +138,7 @@ def _judge_rows(choice: Choice, trials: Trials, answers: Answers, trial_at: dict
         listed = ", ".join(f"`{name}`" for name in sorted(whole))
         choice.notes.append(f"{listed}: not one for each row, but for the whole request. So leave `batch` off")
     rows = [found for found in rows if found.name not in choice.unstable]
-    if len(trial_pair) < 2 or not rows:
+    if len(trial_pair) < 2 or not any(_tells_order(found, trial_pair[0]) for found in rows):
         choice.notes.append("the order of rows was not found out: leave `batch` off unless you know that they keep it")
     elif trials.n_rows_of(trials.answered[trial_at[GROUP]]) > 1:
         numbers = list(filter(_permutes, filter(trials.follows_rows, answers.found.values())))
@@ -151,6 +160,12 @@ def _find_order(choice: Choice, rows: list[Found], numbers: list[Found], group: 
         "the server's order, and `batch` is unsafe, it would give clients the rows of others"
     )
     return False
+
+
+def _tells_order(found: Found, group: int) -> bool:
+    """Whether the rows of *found* in the answer to *group* are others if they are read backwards, or only one."""
+    rows = found.values[group]
+    return len(rows) == 1 or not is_close(rows, rows[::-1])
 
 
 def _keeps(choice: Choice, found: Found, group: int, turned: int) -> bool:

@@ -37,6 +37,11 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return replace(tensors[0], shape=shape, blob=b"".join(tensor.blob for tensor in tensors))
 
 
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor with all rows of *tensors*, which are of the same shape but for their number."""
+    return _with_values(tensors[0], np.concatenate([_array(tensor) for tensor in tensors]))
+
+
 def changed(tensor: Tensor) -> Iterator[Tensor]:
     """Tensors of the same shape with other values, those first that show most; a server may refuse some."""
     values = tensor.values
