@@ -137,6 +137,8 @@ def _judge_rows(choice: Choice, trials: Trials, answers: Answers, trial_at: dict
     if whole := choice.outputs.keys() - {found.name for found in rows}:
         listed = ", ".join(f"`{name}`" for name in sorted(whole))
         choice.notes.append(f"{listed}: not one for each row, but for the whole request. So leave `batch` off")
+    if not rows:
+        return
     rows = [found for found in rows if found.name not in choice.unstable]
     if len(trial_pair) < 2 or not any(_tells_order(found, trial_pair[0]) for found in rows):
         choice.notes.append("the order of rows was not found out: leave `batch` off unless you know that they keep it")

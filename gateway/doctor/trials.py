@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from gateway.backend.connections import NoAnswerError
 from gateway.doctor.answered import Answers, Found
-from gateway.doctor.asking import Asker
+from gateway.doctor.asking import TOO_MANY, Asker
 from gateway.doctor.candidates import Candidates
 from gateway.doctor.filling import MISSING, filled_in, is_close, members_of, path_of
 from gateway.doctor.member_names import CLASSES, COUNTS, ERRORS, MEASURES, STATES, TIMES, is_id, snake
+from gateway.doctor.report import ProblemError
 from gateway.doctor.tensors import Tensor, UnreadableError
 from gateway.doctor.variation import as_floats, changed, grown, joined, row_at, widened, with_rows
 
@@ -114,6 +115,11 @@ class Trials:
         except NoAnswerError as error:
             trial = TrialRequest(what, inputs, MISSING, str(error))
         else:
+            if answer.status == TOO_MANY:
+                raise ProblemError(
+                    f"after {len(self.done)} tries the server refuses more requests ({answer.words}), so what it takes "
+                    "cannot be found out: lift its limit for doctor, which sends about 60, or try again later"
+                )
             document = answer.json if answer.is_good else MISSING
             trial = TrialRequest(what, inputs, document, "" if answer.is_good else answer.words)
         if trial.is_answered and self.done and (state := self._failed(trial.answer)):
