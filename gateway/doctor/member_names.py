@@ -28,7 +28,7 @@ def _names(text: str) -> frozenset[str]:
 
 CLIENTS = _names("""
     query question prompt text texts input inputs sentence sentences source_sentence context document documents passage
-    passages content message utterance premise hypothesis title body instruction
+    passages content message utterance premise hypothesis title body instruction q keyword keywords search_term
 """)
 """Members whose text is the client's."""
 
