@@ -76,20 +76,25 @@ def _is_constant(found: Found) -> bool:
 def _why_left_out(found: Found, trials: Trials, *, is_unstable: bool) -> str:
     """Why *found* is no output, by its name and by how it behaves; empty if it is one."""
     name = ["", *_names(found)][-1]
-    is_of_rows = trials.follows_rows(found) and found.datatype not in ("INT64", "BYTES")
     if name in ROW_NUMBERS and _counts(found):
         return "it is the number of each row"
     if is_count(found, is_unstable=is_unstable):
         return "it counts what the request took"
     if trials.mode == ALL and _counts_rows(found, trials):
         return "it counts the rows of the request"
-    is_of_items = name in ("id", "date") and None in found.place and not is_unstable and not _is_constant(found)
-    if (name in TIMES or name.endswith(TIME_ENDS)) and not is_of_rows and not is_of_items:
+    if (name in TIMES or name.endswith(TIME_ENDS)) and not _is_result(found, name, trials, is_unstable=is_unstable):
         how = "it differs for the same request" if is_unstable else "its name says that it is the request's own"
         return f"{how}, as times and ids do"
     if _is_constant(found) and (name in CLASSES or name in STATES):
         return "it is the same in all tries, and its name says that it is no result"
     return ""
+
+
+def _is_result(found: Found, name: str, trials: Trials, *, is_unstable: bool) -> bool:
+    """Whether *found* is a result, though its *name* is that of a time or an id: of rows, or of what was found."""
+    if trials.follows_rows(found) and found.datatype not in ("INT64", "BYTES"):
+        return True
+    return name in ("id", "date") and None in found.place and not is_unstable and not _is_constant(found)
 
 
 def _leave_lone_constants(choice: Choice, trials: Trials) -> None:
@@ -134,9 +139,7 @@ def _judge_rows(choice: Choice, trials: Trials, answers: Answers, trial_at: dict
     """Find out whether answers have rows in the request's order, and whether a row is answered alone as in a group."""
     trial_pair = [trial_at[what] for what in (GROUP, TURNED) if what in trial_at]
     rows = [found for found in choice.outputs.values() if trials.follows_rows(found)]
-    if whole := choice.outputs.keys() - {found.name for found in rows}:
-        listed = ", ".join(f"`{name}`" for name in sorted(whole))
-        choice.notes.append(f"{listed}: not one for each row, but for the whole request. So leave `batch` off")
+    _tell_whole(choice, choice.outputs.keys() - {found.name for found in rows})
     if not rows:
         return
     rows = [found for found in rows if found.name not in choice.unstable]
@@ -146,6 +149,13 @@ def _judge_rows(choice: Choice, trials: Trials, answers: Answers, trial_at: dict
         numbers = list(filter(_permutes, filter(trials.follows_rows, answers.found.values())))
         if _find_order(choice, rows, numbers, *trial_pair):
             _judge_dependence(choice, trials, rows, trial_at)
+
+
+def _tell_whole(choice: Choice, names: set[str]) -> None:
+    """Note the outputs called *names*, if there are any: they are of the whole request."""
+    if names:
+        listed = ", ".join(f"`{name}`" for name in sorted(names))
+        choice.notes.append(f"{listed}: not one for each row, but for the whole request. So leave `batch` off")
 
 
 def _find_order(choice: Choice, rows: list[Found], numbers: list[Found], group: int, turned: int) -> bool:

@@ -138,6 +138,16 @@ class _Writing:
             self._note(f"{words}: it is made an input")
         for words in trials.notes:
             self._note(words)
+        self._tell_moves()
+        for name, tensor in trials.inputs.items():
+            if name in trials.floats:
+                self._note(f"`{name}` has integers in the sample, and the server takes numbers with a point: FP64")
+            elif tensor.datatype == "INT64":
+                self._note(f"`{name}` is INT64, as the sample has integers: FP64 if its numbers may have a point")
+
+    def _tell_moves(self) -> None:
+        """Tell which inputs move which outputs."""
+        trials = self._trials
         for name, index in trials.varied.items():
             if index < 0:
                 refused = [trial.words for trial in trials.done if trial.what == f"other values for {name}"]
@@ -157,11 +167,6 @@ class _Writing:
             )
             self._report.problem(words)
             self._remarks.append(words)
-        for name, tensor in trials.inputs.items():
-            if name in trials.floats:
-                self._note(f"`{name}` has integers in the sample, and the server takes numbers with a point: FP64")
-            elif tensor.datatype == "INT64":
-                self._note(f"`{name}` is INT64, as the sample has integers: FP64 if its numbers may have a point")
 
     @property
     def _is_stable(self) -> bool:

@@ -13,11 +13,11 @@ from gateway.backend.connections import NoAnswerError
 from gateway.doctor.answered import Answers, Found
 from gateway.doctor.asking import TOO_MANY, Asker
 from gateway.doctor.candidates import Candidates
-from gateway.doctor.filling import MISSING, filled_in, is_close, members_of, path_of
+from gateway.doctor.filling import MISSING, JsonPlace, filled_in, is_close, members_of, path_of
 from gateway.doctor.member_names import CLASSES, COUNTS, ERRORS, MEASURES, STATES, TIMES, is_id, snake
 from gateway.doctor.report import ProblemError
 from gateway.doctor.tensors import Tensor, UnreadableError
-from gateway.doctor.variation import as_floats, changed, grown, joined, row_at, widened, with_rows
+from gateway.doctor.variation import as_floats, changed, grown, has_same_rows, joined, row_at, widened, with_rows
 
 MAX_VARIED = 12
 """How many inputs are varied at most; others are named."""
@@ -134,17 +134,14 @@ class Trials:
             return ""
         good, other = members_of(self.done[0].answer), members_of(answer)
         lost = {at for at, value in good.items() if not _is_empty(value) and _is_empty(other.get(at))}
-        for at, was in good.items():
-            value = other.get(at, MISSING)
-            is_state = snake(str(at[-1])) in STATES and not isinstance(was, (list, float))
-            if is_state and value is not MISSING and value != was and lost - {at}:
+        for at in sorted(_states_in(good) & other.keys(), key=path_of):
+            was, value = good[at], other[at]
+            if value != was and lost - {at}:
                 if was is not None:
                     self.success[path_of(at)] = was
                 return f"`{at[-1]}` is {json.dumps(value)[:100]}, where it was {json.dumps(was)[:100]}"
-        for at in other.keys() - good.keys():
-            if lost and snake(str(at[-1])) in ERRORS and not _is_empty(other[at]):
-                return f"`{at[-1]}` is {json.dumps(other[at])[:100]}"
-        return ""
+        added = sorted(_errors_in(other) - good.keys(), key=path_of)
+        return f"`{added[0][-1]}` is {json.dumps(other[added[0]])[:100]}" if added and lost else ""
 
     async def _first_answered(self, what: str, requests: Iterable[Mapping[str, Tensor]]) -> TrialRequest:
         """The first of *requests* that the server takes, which is kept, or else the last."""
@@ -385,15 +382,13 @@ class Trials:
         The order of rows that are the same cannot be seen.
         """
         names = [name for name in self.of_rows if name in group]
-        if any(each != each[:1] * len(each) for each in (group[name].values for name in names)):
+        if not all(has_same_rows(group[name]) for name in names):
             return None
         trials = [self.done[index] for name, index in self.varied.items() if index >= 0 and name in names]
-        if not trials or any(
-            trial.inputs[name].shape[1:] != group[name].shape[1:] for trial in trials for name in names
-        ):
+        more = {name: [with_rows(trial.inputs[name], [0]) for trial in trials] for name in names}
+        if not trials or any(each.shape[1:] != group[name].shape[1:] for name in names for each in more[name]):
             return None
-        rows = {name: [group[name], *(with_rows(trial.inputs[name], [0]) for trial in trials)] for name in names}
-        return {**group, **{name: joined(each) for name, each in rows.items()}}
+        return {**group, **{name: joined([group[name], *more[name]]) for name in names}}
 
     def _n_rows(self, trial: TrialRequest) -> int:
         return next((trial.inputs[name].shape[0] for name in self.of_rows if name in trial.inputs), 1)
@@ -430,6 +425,18 @@ def is_count(found: Found, *, is_unstable: bool = False) -> bool:
     """Whether *found* is in an object that counts what the request took."""
     groups = {snake(step) for step in found.place[:-1] if isinstance(step, str)} & COUNTS
     return bool(groups) and (found.datatype != "FP64" or is_unstable or not groups <= MEASURES)
+
+
+def _states_in(members: Mapping[JsonPlace, Any]) -> set[JsonPlace]:
+    """The places of those *members* that say whether a request succeeded."""
+    return {
+        at for at, value in members.items() if snake(str(at[-1])) in STATES and not isinstance(value, (list, float))
+    }
+
+
+def _errors_in(members: Mapping[JsonPlace, Any]) -> set[JsonPlace]:
+    """The places of those *members* that say why a request failed."""
+    return {at for at, value in members.items() if snake(str(at[-1])) in ERRORS and not _is_empty(value)}
 
 
 def _is_empty(value: Any) -> bool:

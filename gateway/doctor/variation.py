@@ -38,6 +38,12 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return replace(tensors[0], shape=shape, blob=b"".join(tensor.blob for tensor in tensors))
 
 
+def has_same_rows(tensor: Tensor) -> bool:
+    """Whether all rows of *tensor* are the same."""
+    rows = tensor.nested
+    return all(row == rows[0] for row in rows)
+
+
 def joined(tensors: Sequence[Tensor]) -> Tensor:
     """One tensor with all rows of *tensors*, which are of the same shape but for their number."""
     return _with_values(tensors[0], np.concatenate([_array(tensor) for tensor in tensors]))

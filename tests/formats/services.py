@@ -293,7 +293,7 @@ SERVICES = (
     Format(
         name="loan-decision",
         path="/decide",
-        samples=({"income": 50000, "age": 30, "amount": 1003},),
+        samples=({"income": 50000, "age": 30, "amount": 1004},),
         answer=loan,
         row=lambda draw: [draw.randrange(10**6), draw.randrange(100), draw.randrange(10**5)],
         body=lambda rows, options: dict(zip(("income", "age", "amount"), rows[0], strict=True)),
