@@ -239,3 +239,20 @@ def test_a_text_is_varied_in_its_last_number(text: str, other: str) -> None:
 ])  # fmt: skip
 def test_a_text_of_a_schema_has_its_format_and_length(schema: dict[str, Any], made: str) -> None:
     assert made_of(schema, {}) == made
+
+
+@pytest.mark.parametrize("sample", [
+    {"data": {"u1": {"age": 30.5}, "u2": {"age": 40.5}}},
+    {"data": {"101": 4.5, "202": 3.5}},
+])  # fmt: skip
+async def test_names_of_members_that_clients_may_decide_are_a_question(tmp_path: Path, sample: Any) -> None:
+    found = await examined(lambda body: {"score": len(json.dumps(body)) / 7}, tmp_path, sample)
+    names = json.dumps(list(sample["data"]))
+    assert any(
+        f"the members of $.data are called {names} in every request" in words for words in found.findings("question")
+    )
+
+
+async def test_a_sample_without_inputs_says_why(tmp_path: Path) -> None:
+    found = await examined(lambda body: {"y": 0.5}, tmp_path, {"tokens": [[1, 2, 3], [4, 5]]})
+    assert "$.tokens: its lists have different lengths; " in found.findings("problem")[0]

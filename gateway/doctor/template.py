@@ -83,7 +83,9 @@ def _candidates(documents: Sequence[Any]) -> Candidates:
             f"which this is the same; {PYTHON_CAN}"
         )
     if not found.places:
-        raise ProblemError("the sample has no value that could be an input")
+        reasons = [f"{path_of(each.place)}: {each.why}" for each in found.constants if each.why]
+        why = f" ({'; '.join(reasons)}; {PYTHON_CAN})" if reasons else ""
+        raise ProblemError(f"the sample has no value that could be an input{why}")
     return found
 
 
@@ -229,6 +231,13 @@ class _Writing:
             self._report.ok("rows alone are answered as in a group, and rows in reverse in reverse")
 
     def _tell_constants(self) -> None:
+        for place, names in self._trials.candidates.keyed.items():
+            words = (
+                f"the members of {path_of(place)} are called {_value(names)} in every request. If clients decide these "
+                f"names, {PYTHON_CAN}"
+            )
+            self._report.question(words)
+            self._remarks.append(f"QUESTION: {words}")
         for constant in self._trials.candidates.constants:
             where = path_of(constant.place)
             if constant.why or not constant.is_candidate:
