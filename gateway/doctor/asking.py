@@ -9,6 +9,7 @@ every list of processes.
 import asyncio
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -36,6 +37,12 @@ TRIAL_S = 30.0
 
 MAX_ANSWER_BYTES = 64 * 1024**2
 """How many bytes of an answer are read; a longer one cannot be understood."""
+
+TOO_MANY = 429
+"""The status of a server that limits how many requests it gets."""
+
+MAX_WAIT_S = 5.0
+"""For so long doctor waits for a server that limits requests, if it says when to come again."""
 
 REASONS = {
     "headers": "what was given: the gateway sends it for all clients. Without this key each client sends its own",
@@ -124,7 +131,11 @@ class Asker(questions.Asker):
         if header_length is not None:
             fields = [("Content-Type", "application/octet-stream"), (HEADER_LENGTH, str(header_length))]
         fields.append(("Content-Length", str(len(body))))
-        return await self.ask("POST", path, body, fields, self.within_s and TRIAL_S)
+        answer = await self.ask("POST", path, body, fields, self.within_s and TRIAL_S)
+        if answer.status == TOO_MANY and (wait_s := _retry_after_s(answer)) <= MAX_WAIT_S:
+            await asyncio.sleep(wait_s)
+            answer = await self.ask("POST", path, body, fields, self.within_s and TRIAL_S)
+        return answer
 
     async def keep(self, method: str, path: str, body: bytes, within_s: float) -> Wire:
         """Ask, read the answer, and return the connection, which the caller ends with `abort`. Raises `NoAnswerError`.
@@ -147,6 +158,12 @@ class Asker(questions.Asker):
         except (TimeoutError, LostError, NotHttpError) as error:
             wire.abort()
             raise NoAnswerError(ErrorKind.UPSTREAM_CLOSED, f"no answer to {method} {path}", str(error)) from None
+
+
+def _retry_after_s(answer: Answer) -> float:
+    """When the server wants to be asked again, in seconds; infinity if it does not say."""
+    said = answer.headers.get("retry-after", "")
+    return float(said) if said.isdecimal() else math.inf
 
 
 @asynccontextmanager

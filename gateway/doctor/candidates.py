@@ -24,6 +24,7 @@ from gateway.doctor.member_names import (
     OPTIONS,
     RESERVED,
     SHAPES,
+    snake,
 )
 from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, shape_of, tensor_of
 
@@ -63,6 +64,8 @@ class Candidates:
     """Inputs that were made of a single value because of their names, and how these read."""
     differing: list[str] = field(default_factory=list)
     """Paths of what differs from row to row, or from sample to sample, and cannot be an input."""
+    keyed: dict[JsonPlace, list[str]] = field(default_factory=dict)
+    """Objects whose members may have names that clients decide, such as the ids of users, and these names."""
     body: Any = field(init=False)
     """The template: the document with `$NAME` in place of its inputs."""
 
@@ -116,6 +119,7 @@ class Candidates:
         objects = _there(cells)
         if rows_at is not None and any(each.keys() != objects[0].keys() for each in objects):
             return self._constant(cells, place, rows_at)
+        self._note_names(objects, place)
         header, columns = _header(objects) if rows_at is None else ("", [])
         body = self._flat(cells, place) if rows_at is None else {}
         for name in dict.fromkeys(name for each in objects for name in each):
@@ -128,6 +132,10 @@ class Candidates:
                 inside = [[MISSING if each is MISSING else each.get(name, MISSING) for each in cell] for cell in cells]
                 body[escaped(name)] = self._read(inside, (*place, name), rows_at, columns)
         return body
+
+    def _note_names(self, objects: list[dict[str, Any]], place: JsonPlace) -> None:
+        if _has_names_of_clients(objects):
+            self.keyed[place] = list(objects[0])
 
     def _flat(self, cells: list[list[Any]], place: JsonPlace) -> dict[str, Any]:
         """What stands for a list of values and its shape beside it, if there are such members."""
@@ -268,20 +276,22 @@ def _has_clients(value: Any, place: JsonPlace = ()) -> bool:
 
 
 def _named(place: JsonPlace) -> list[str]:
-    """The names of members in *place*, in lower case."""
-    return [step.lower() for step in place if isinstance(step, str)]
+    """The names of members in *place*, as in `member_names`."""
+    return [snake(step) for step in place if isinstance(step, str)]
 
 
 def _is_option(place: JsonPlace, value: Any) -> bool:
     """Whether *value*, at *place*, says how a model works: by its name if it is no list, or by the object it is in."""
     *groups, name = _named(place) or [""]
     is_named = name in (OPTION_LISTS if isinstance(value, list) else OPTIONS)
+    if type(value) is int and name in ("user_id", "client_id"):  # a key that a model looks up
+        is_named = False
     return name not in CHOICES and (is_named or any(group in OPTION_GROUPS for group in groups))
 
 
 def _is_clients(place: JsonPlace) -> bool:
     name = (_named(place) or [""])[-1]
-    words = name.replace("-", "_").split("_")
+    words = name.split("_")
     return not _is_option(place, "") and (name in CLIENTS or any(word in CLIENTS_WORDS for word in words))
 
 
@@ -334,6 +344,18 @@ def _has_shape(values: Any, shape: Any) -> bool:
         return False
     is_flat = not any(isinstance(each, (list, dict)) or each is None for each in values)
     return is_flat and all(type(size) is int for size in shape) and math.prod(shape) == len(values)
+
+
+def _has_names_of_clients(objects: list[dict[str, Any]]) -> bool:
+    """Whether clients may decide the names of the members of *objects*: numbers, or names of objects that are alike."""
+    names = {name for each in objects for name in each}
+    if names and all(name.isdecimal() for name in names):
+        return True
+    if len(objects) > 1 and not set.intersection(*map(set, objects)):
+        return bool(names)
+    values = list(objects[0].values())
+    is_alike = all(isinstance(value, dict) and value and value.keys() == values[0].keys() for value in values)
+    return len(values) > 1 and is_alike
 
 
 def _are_names(value: Any) -> bool:

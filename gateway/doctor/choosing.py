@@ -8,8 +8,8 @@ from typing import Any
 
 from gateway.doctor.answered import Answers, Found, Left
 from gateway.doctor.filling import is_close
-from gateway.doctor.member_names import CLASSES, COUNTS, ROW_NUMBERS, STATES, TIME_ENDS, TIMES
-from gateway.doctor.trials import AGAIN, ALL, FIRST, GROUP, LAST, TURNED, Trials
+from gateway.doctor.member_names import CLASSES, ROW_NUMBERS, STATES, TIME_ENDS, TIMES, snake
+from gateway.doctor.trials import AGAIN, ALL, FIRST, GROUP, LAST, TURNED, Trials, is_count
 
 
 @dataclass
@@ -63,7 +63,7 @@ def choose(trials: Trials, answers: Answers) -> Choice:
 
 
 def _names(found: Found) -> list[str]:
-    return [step.lower() for step in found.place if isinstance(step, str)]
+    return [snake(step) for step in found.place if isinstance(step, str)]
 
 
 def _is_constant(found: Found) -> bool:
@@ -75,18 +75,26 @@ def _is_constant(found: Found) -> bool:
 
 def _why_left_out(found: Found, trials: Trials, *, is_unstable: bool) -> str:
     """Why *found* is no output, by its name and by how it behaves; empty if it is one."""
-    *groups, name = ["", *_names(found)]
-    is_of_rows = trials.follows_rows(found) and found.datatype not in ("INT64", "BYTES")
+    name = ["", *_names(found)][-1]
     if name in ROW_NUMBERS and _counts(found):
         return "it is the number of each row"
-    if any(group in COUNTS for group in groups):
+    if is_count(found, is_unstable=is_unstable):
         return "it counts what the request took"
-    if (name in TIMES or name.endswith(TIME_ENDS)) and not is_of_rows:
+    if trials.mode == ALL and _counts_rows(found, trials):
+        return "it counts the rows of the request"
+    if (name in TIMES or name.endswith(TIME_ENDS)) and not _is_result(found, name, trials, is_unstable=is_unstable):
         how = "it differs for the same request" if is_unstable else "its name says that it is the request's own"
         return f"{how}, as times and ids do"
     if _is_constant(found) and (name in CLASSES or name in STATES):
         return "it is the same in all tries, and its name says that it is no result"
     return ""
+
+
+def _is_result(found: Found, name: str, trials: Trials, *, is_unstable: bool) -> bool:
+    """Whether *found* is a result, though its *name* is that of a time or an id: of rows, or of what was found."""
+    if trials.follows_rows(found) and found.datatype not in ("INT64", "BYTES"):
+        return True
+    return name in ("id", "date") and None in found.place and not is_unstable and not _is_constant(found)
 
 
 def _leave_lone_constants(choice: Choice, trials: Trials) -> None:
@@ -107,10 +115,16 @@ def _counts(found: Found) -> bool:
     return all(sorted(each) in ([*range(len(each))], [*range(1, len(each) + 1)]) for each in lists)
 
 
+def _counts_rows(found: Found, trials: Trials) -> bool:
+    """Whether *found* is one number, which was that of the request's rows in all tries, of which there were several."""
+    sizes = [trials.n_rows_of(trial) for trial in trials.answered]
+    return found.datatype == "INT64" and len(set(sizes)) > 1 and list(found.values) == sizes
+
+
 def _may_be_state(found: Found) -> bool:
     """Whether *found* is one value beside the outputs, the same in all tries, that may say that a request succeeded."""
     is_plain = all(isinstance(step, str) for step in found.place) and found.shapes[0] == ()
-    is_named = bool(found.place) and str(found.place[-1]).lower() in STATES
+    is_named = bool(found.place) and snake(str(found.place[-1])) in STATES
     return is_plain and is_named and _is_constant(found) and not isinstance(found.values[0], float)
 
 
@@ -125,16 +139,23 @@ def _judge_rows(choice: Choice, trials: Trials, answers: Answers, trial_at: dict
     """Find out whether answers have rows in the request's order, and whether a row is answered alone as in a group."""
     trial_pair = [trial_at[what] for what in (GROUP, TURNED) if what in trial_at]
     rows = [found for found in choice.outputs.values() if trials.follows_rows(found)]
-    if whole := choice.outputs.keys() - {found.name for found in rows}:
-        listed = ", ".join(f"`{name}`" for name in sorted(whole))
-        choice.notes.append(f"{listed}: not one for each row, but for the whole request. So leave `batch` off")
+    _tell_whole(choice, choice.outputs.keys() - {found.name for found in rows})
+    if not rows:
+        return
     rows = [found for found in rows if found.name not in choice.unstable]
-    if len(trial_pair) < 2 or not rows:
+    if len(trial_pair) < 2 or not any(_tells_order(found, trial_pair[0]) for found in rows):
         choice.notes.append("the order of rows was not found out: leave `batch` off unless you know that they keep it")
     elif trials.n_rows_of(trials.answered[trial_at[GROUP]]) > 1:
         numbers = list(filter(_permutes, filter(trials.follows_rows, answers.found.values())))
         if _find_order(choice, rows, numbers, *trial_pair):
             _judge_dependence(choice, trials, rows, trial_at)
+
+
+def _tell_whole(choice: Choice, names: set[str]) -> None:
+    """Note the outputs called *names*, if there are any: they are of the whole request."""
+    if names:
+        listed = ", ".join(f"`{name}`" for name in sorted(names))
+        choice.notes.append(f"{listed}: not one for each row, but for the whole request. So leave `batch` off")
 
 
 def _find_order(choice: Choice, rows: list[Found], numbers: list[Found], group: int, turned: int) -> bool:
@@ -151,6 +172,12 @@ def _find_order(choice: Choice, rows: list[Found], numbers: list[Found], group: 
         "the server's order, and `batch` is unsafe, it would give clients the rows of others"
     )
     return False
+
+
+def _tells_order(found: Found, group: int) -> bool:
+    """Whether the rows of *found* in the answer to *group* are others if they are read backwards, or only one."""
+    rows = found.values[group]
+    return len(rows) == 1 or not is_close(rows, rows[::-1])
 
 
 def _keeps(choice: Choice, found: Found, group: int, turned: int) -> bool:

@@ -138,8 +138,9 @@ def _meant_by(url: str, given: Given) -> tuple[str, str, Given]:
 
 
 def _path_of(url: str) -> str:
-    """The path in *url*; empty if it has none."""
-    return "".join(re.findall(r"^[^/]*//[^/]*(/[^?#]*)", url)).rstrip("/")
+    """The path in *url* with its query, which many servers need; empty if it has none."""
+    path = "".join(re.findall(r"^[^/]*//[^/]*(/[^#]*)", url))
+    return path if path.strip("/") else ""
 
 
 def _root_of(url: str) -> str:

@@ -51,6 +51,17 @@ def found_at(place: JsonPlace, document: Any) -> Any:
     return document
 
 
+def members_of(document: Any, place: JsonPlace = ()) -> dict[JsonPlace, Any]:
+    """The members of *document*, and of the objects in it, that are no objects themselves, by their place.
+
+    >>> members_of({"data": {"y": [1]}, "ok": True})
+    {('data', 'y'): [1], ('ok',): True}
+    """
+    if not isinstance(document, dict):
+        return {place: document} if place else {}
+    return {at: value for name, item in document.items() for at, value in members_of(item, (*place, name)).items()}
+
+
 def escaped(value: Any) -> Any:
     """*value* as it stands in a body: no text that begins with `$` is a reference."""
     if isinstance(value, dict):

@@ -3,6 +3,22 @@
 A name alone proves nothing: what is concluded from one is said, and for answers their behaviour counts, too.
 """
 
+import re
+
+
+def snake(name: str) -> str:
+    """*name* in lower case with underscores, however a server's language writes it.
+
+    >>> snake("statusCode")
+    'status_code'
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
+
+
+def is_id(name: str) -> bool:
+    """Whether *name* is that of a number which only names something, such as `user_id`."""
+    return snake(name) in ("id", "ids", "uid") or snake(name).endswith(("_id", "_ids"))
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -12,7 +28,7 @@ def _names(text: str) -> frozenset[str]:
 
 CLIENTS = _names("""
     query question prompt text texts input inputs sentence sentences source_sentence context document documents passage
-    passages content message utterance premise hypothesis title body instruction
+    passages content message utterance premise hypothesis title body instruction q keyword keywords search_term
 """)
 """Members whose text is the client's."""
 
@@ -51,9 +67,13 @@ RESERVED = _names("id parameters model version row")
 
 STATES = _names("""
     status success ok error code errcode error_code state failed is_error err errno err_no err_code err_msg ret retcode
-    ret_code rc return_code result_code status_code statuscode
+    ret_code rc return_code result_code status_code statuscode is_success is_ok has_error has_errors error_message
+    error_msg
 """)
 """Members that say whether a request succeeded."""
+
+ERRORS = _names("error errors error_message error_msg exception fault detail details message msg reason")
+"""Members that only answers to requests that failed have."""
 
 ROW_NUMBERS = _names("index idx i row row_number row_id position number no rank order corpus_id document_index")
 """The number of a row."""
@@ -68,6 +88,9 @@ TIME_ENDS = ("_ms", "_us", "_ns", "_seconds", "_time", "_duration", "_latency")
 
 COUNTS = _names("usage timings statistics stats billing meta")
 """Objects that count what a request took."""
+
+MEASURES = _names("statistics stats meta")
+"""Those of `COUNTS` whose numbers with a point may as well be a result."""
 
 CLASSES = _names("""
     object model model_id model_name model_version model_spec version type name kind dtype datatype shape size dim dims

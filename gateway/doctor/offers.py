@@ -30,6 +30,17 @@ _BY_TYPE: Mapping[str, Any] = {"string": "text", "number": 0.5, "integer": 1, "b
 """What a schema that says nothing but a type is filled with."""
 
 
+_BY_FORMAT: Mapping[str, str] = {
+    "date": "2026-01-31",
+    "date-time": "2026-01-31T12:00:00Z",
+    "time": "12:00:00Z",
+    "email": "name@example.com",
+    "uuid": "12345678-1234-4234-8234-123456789abc",
+    "uri": "https://example.com/",
+}
+"""What a text of such a `format` is filled with."""
+
+
 class Offer(NamedTuple):
     """A path that takes a POST."""
 
@@ -66,9 +77,9 @@ async def described_sample(asker: Asker, path: str, url: str) -> Offer:
     """
     offers = await offers_of(asker)
     for offer in offers:
-        if offer.path == path and offer.sample is not MISSING:
+        if offer.path.rstrip("/") == path.rstrip("/") and offer.sample is not MISSING:
             return offer
-    others = [offer.command(url) for offer in offers if offer.path != path]
+    others = [offer.command(url) for offer in offers if offer.path.rstrip("/") != path.rstrip("/")]
     offered = f". It also offers: {'; '.join(others)}" if others else ""
     raise ProblemError(
         f"the server's /openapi.json has no example of a request to {path}: give one with --sample FILE{offered}"
@@ -159,6 +170,8 @@ def _of_type(schema: dict[str, Any], document: dict[str, Any], depth: int, membe
         return {**members, **{name: item for name, item in own.items() if item is not MISSING}}
     if kind == "array":
         return _list(schema, document, depth)
+    if kind == "string":
+        return _text(schema)
     return _number(schema, kind) if kind in ("number", "integer") else _BY_TYPE.get(str(kind), MISSING)
 
 
@@ -167,6 +180,12 @@ def _list(schema: dict[str, Any], document: dict[str, Any], depth: int) -> Any:
     items = schema.get("prefixItems") or [schema.get("items", {})] * max(1, min(schema.get("minItems", 1), MAX_ITEMS))
     made = [made_of(each, document, depth + 1) for each in items]
     return MISSING if MISSING in made else made
+
+
+def _text(schema: dict[str, Any]) -> str:
+    """A text of the format and length that *schema* says."""
+    text, least = _BY_FORMAT.get(str(schema.get("format")), str(_BY_TYPE["string"])), schema.get("minLength", 0)
+    return text.ljust(min(least, MAX_ITEMS), "x") if isinstance(least, int) else text
 
 
 def _number(schema: dict[str, Any], kind: str) -> Any:

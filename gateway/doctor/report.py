@@ -138,5 +138,5 @@ def _printable(text: str) -> str:
 
 def as_yaml(value: Any) -> str:
     """*value* as it stands in a file, on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=sys.maxsize)
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=sys.maxsize, allow_unicode=True)
     return text.strip().removesuffix("...").strip()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from gateway.backend.questions import TEMPLATE
+from gateway.backend.questions import TEMPLATE, Answer
 from gateway.doctor.answered import PYTHON_CAN, Answers, Found
 from gateway.doctor.asking import Asker
 from gateway.doctor.candidates import Candidates, Constant
@@ -41,10 +41,13 @@ async def try_sample(asker: Asker, path: str, documents: Sequence[Any], model: s
         which = "the sample" if len(documents) == 1 else f"sample {number}"
         answer = await answer_to(asker, path, json.dumps(document).encode())
         if not answer.is_good:
-            raise ProblemError(f"{which} was refused: {answer.words}")
+            raise ProblemError(f"{which} was refused: {answer.words}{_hint_at(answer)}")
         text = answer.body.decode(errors="replace")
         shown = f"{text[:MAX_SHOWN]}{'...' if len(text) > MAX_SHOWN else ''}"
         report.ok(f"POST {path} with {which}: {shown}")
+        if answer.json is None and answer.body.strip() != b"null":
+            kind = answer.headers.get("content-type", "of no content type")
+            raise ProblemError(f"the answer to {which} is not JSON ({kind}), which is all that the gateway can read")
     trials = Trials(asker, path, candidates)
     try:
         await trials.run()
@@ -58,6 +61,12 @@ async def try_sample(asker: Asker, path: str, documents: Sequence[Any], model: s
     except UnreadableError as error:
         raise ProblemError(f"the answer to the sample has {error}") from None
     return _Writing(path, model, trials, answers, choice, report).written()
+
+
+def _hint_at(answer: Answer) -> str:
+    """Where a redirect leads, as the gateway follows none; empty for other answers."""
+    location = answer.headers.get("location", "")
+    return f", a redirect to {location}: give that path with --path" if answer.status // 100 == 3 and location else ""
 
 
 def _candidates(documents: Sequence[Any]) -> Candidates:
@@ -74,7 +83,9 @@ def _candidates(documents: Sequence[Any]) -> Candidates:
             f"which this is the same; {PYTHON_CAN}"
         )
     if not found.places:
-        raise ProblemError("the sample has no value that could be an input")
+        reasons = [f"{path_of(each.place)}: {each.why}" for each in found.constants if each.why]
+        why = f" ({'; '.join(reasons)}; {PYTHON_CAN})" if reasons else ""
+        raise ProblemError(f"the sample has no value that could be an input{why}")
     return found
 
 
@@ -129,6 +140,16 @@ class _Writing:
             self._note(f"{words}: it is made an input")
         for words in trials.notes:
             self._note(words)
+        self._tell_moves()
+        for name, tensor in trials.inputs.items():
+            if name in trials.floats:
+                self._note(f"`{name}` has integers in the sample, and the server takes numbers with a point: FP64")
+            elif tensor.datatype == "INT64":
+                self._note(f"`{name}` is INT64, as the sample has integers: FP64 if its numbers may have a point")
+
+    def _tell_moves(self) -> None:
+        """Tell which inputs move which outputs."""
+        trials = self._trials
         for name, index in trials.varied.items():
             if index < 0:
                 refused = [trial.words for trial in trials.done if trial.what == f"other values for {name}"]
@@ -137,13 +158,27 @@ class _Writing:
             moved = [output for output in self._choice.outputs if self._moves(index, output)]
             if moved:
                 self._report.ok(f"other values of `{name}` move {', '.join(moved)}")
-            else:
+            elif self._is_stable:
                 self._note(f"`{name}` moves no output: it may be none of the model's inputs, or the model ignores it")
-        for name, tensor in trials.inputs.items():
-            if name in trials.floats:
-                self._note(f"`{name}` has integers in the sample, and the server takes numbers with a point: FP64")
-            elif tensor.datatype == "INT64":
-                self._note(f"`{name}` is INT64, as the sample has integers: FP64 if its numbers may have a point")
+        if not self._is_stable:
+            self._note("which inputs move its outputs was not found out: all differ for the same request")
+        elif trials.varied and not self._moves_anything():
+            words = (
+                "no values that were tried move any output, so every client would get the same answer. Does a constant "
+                "of the body decide, such as the id of a request that the server has answered before?"
+            )
+            self._report.problem(words)
+            self._remarks.append(words)
+
+    @property
+    def _is_stable(self) -> bool:
+        """Whether an output is the same for the same request."""
+        return not self._choice.outputs.keys() <= self._choice.unstable
+
+    def _moves_anything(self) -> bool:
+        """Whether an answer to other values than the first request's is another one."""
+        outputs = [found for name, found in self._choice.outputs.items() if name not in self._choice.unstable]
+        return any(value != found.values[0] for found in outputs for value in found.values)
 
     def _moves(self, index: int, output: str) -> bool:
         """Whether *output* is another one in the trial at *index* than in the first."""
@@ -196,6 +231,13 @@ class _Writing:
             self._report.ok("rows alone are answered as in a group, and rows in reverse in reverse")
 
     def _tell_constants(self) -> None:
+        for place, names in self._trials.candidates.keyed.items():
+            words = (
+                f"the members of {path_of(place)} are called {_value(names)} in every request. If clients decide these "
+                f"names, {PYTHON_CAN}"
+            )
+            self._report.question(words)
+            self._remarks.append(f"QUESTION: {words}")
         for constant in self._trials.candidates.constants:
             where = path_of(constant.place)
             if constant.why or not constant.is_candidate:

@@ -161,14 +161,27 @@ class Crossing:
                 n_same, n_rows = n_same + (not wrong), n_rows + tried.n_rows * (not wrong)
         constants = "; ".join(self.straight.constants)
         beside = f"with these constants: {constants}" if constants else "nothing in the body is constant"
-        counted = f"{n_same} varied requests ({n_rows} rows) gave the same values as straight, {beside}"
+        counted = f"{n_same} varied requests ({n_rows} rows) gave {self._compared()}, {beside}"
         for words in different:
             self.report.problem(f"through the gateway {words}. Straight to the server it was answered otherwise")
         if different:
-            self.report.can("infer in binary", f"not always: {len(different)} of {len(self.straight.tried)} differ")
+            n_tried = len(self.straight.tried)
+            self.report.can("infer in binary", f"not always: {len(different)} of {n_tried} are refused or differ")
+        elif all(each.name in self.straight.unstable for each in self.straight.outputs):
+            self.report.note(f"in binary through the gateway: {counted}")
+            self.report.can("infer in binary", f"yes; {counted}")
         else:
             self.report.ok(f"in binary through the gateway, bit for bit: {counted}")
             self.report.can("infer in binary", f"yes; {counted}")
+
+    def _compared(self) -> str:
+        """What was the same through the gateway as straight, where nothing differs that can be compared."""
+        names = [each.name for each in self.straight.outputs]
+        unstable = [name for name in names if name in self.straight.unstable]
+        if len(unstable) == len(names):
+            return "answers of the same form, whose values differ for the same request and could not be compared"
+        without = f" (without {', '.join(unstable)}, never the same)" if unstable else ""
+        return f"the same values as straight{without}"
 
     def _other_outputs(self, outputs: Sequence[Tensor], right: Sequence[Tensor]) -> list[str]:
         """The names of *outputs* that are not as in *right*; of those that are never the same, the shape counts."""

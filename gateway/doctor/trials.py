@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 from gateway.backend.connections import NoAnswerError
 from gateway.doctor.answered import Answers, Found
-from gateway.doctor.asking import Asker
+from gateway.doctor.asking import TOO_MANY, Asker
 from gateway.doctor.candidates import Candidates
-from gateway.doctor.filling import MISSING, filled_in, is_close
-from gateway.doctor.member_names import CLASSES, COUNTS, STATES, TIMES
+from gateway.doctor.filling import MISSING, JsonPlace, filled_in, is_close, members_of, path_of
+from gateway.doctor.member_names import CLASSES, COUNTS, ERRORS, MEASURES, STATES, TIMES, is_id, snake
+from gateway.doctor.report import ProblemError
 from gateway.doctor.tensors import Tensor, UnreadableError
-from gateway.doctor.variation import as_floats, changed, grown, row_at, widened, with_rows
+from gateway.doctor.variation import as_floats, changed, grown, has_same_rows, joined, row_at, widened, with_rows
 
 MAX_VARIED = 12
 """How many inputs are varied at most; others are named."""
@@ -114,6 +115,11 @@ class Trials:
         except NoAnswerError as error:
             trial = TrialRequest(what, inputs, MISSING, str(error))
         else:
+            if answer.status == TOO_MANY:
+                raise ProblemError(
+                    f"after {len(self.done)} tries the server refuses more requests ({answer.words}), so what it takes "
+                    "cannot be found out: lift its limit for doctor, which sends about 60, or try again later"
+                )
             document = answer.json if answer.is_good else MISSING
             trial = TrialRequest(what, inputs, document, "" if answer.is_good else answer.words)
         if trial.is_answered and self.done and (state := self._failed(trial.answer)):
@@ -124,18 +130,18 @@ class Trials:
 
     def _failed(self, answer: Any) -> str:
         """Why *answer* is that of a request that failed, though its status is that of success; empty if it is not."""
-        good = self.done[0].answer
-        if not isinstance(answer, dict) or not isinstance(good, dict):
+        if not isinstance(answer, dict) or not isinstance(self.done[0].answer, dict):
             return ""
-        lost = [name for name in good if good[name] and not answer.get(name)]
-        for name in good:
-            value = answer.get(name, MISSING)
-            is_state = name.lower() in STATES and not isinstance(good[name], (dict, list, float))
-            if is_state and value is not MISSING and value != good[name] and set(lost) - {name}:
-                if good[name] is not None:
-                    self.success[f"$.{name}" if name.isidentifier() else f"$[{json.dumps(name)}]"] = good[name]
-                return f"`{name}` is {json.dumps(value)[:100]}, where it was {json.dumps(good[name])[:100]}"
-        return ""
+        good, other = members_of(self.done[0].answer), members_of(answer)
+        lost = {at for at, value in good.items() if not _is_empty(value) and _is_empty(other.get(at))}
+        for at in sorted(_states_in(good) & other.keys(), key=path_of):
+            was, value = good[at], other[at]
+            if value != was and lost - {at}:
+                if was is not None:
+                    self.success[path_of(at)] = was
+                return f"`{at[-1]}` is {json.dumps(value)[:100]}, where it was {json.dumps(was)[:100]}"
+        added = sorted(_errors_in(other) - good.keys(), key=path_of)
+        return f"`{added[0][-1]}` is {json.dumps(other[added[0]])[:100]}" if added and lost else ""
 
     async def _first_answered(self, what: str, requests: Iterable[Mapping[str, Tensor]]) -> TrialRequest:
         """The first of *requests* that the server takes, which is kept, or else the last."""
@@ -165,8 +171,13 @@ class Trials:
     def _grown(self, names: Sequence[str]) -> Iterable[Mapping[str, Tensor]]:
         n_rows = self.inputs[names[0]].shape[0]
         n_more = max(1, MAX_ROWS - 1 - n_rows)
-        for others in zip(*(grown(self.inputs[name], n_more) for name in names), strict=False):
-            yield {**self.inputs, **dict(zip(names, others, strict=True))}
+        columns = {name: list(grown(self.inputs[name], n_more)) for name in names}
+        yield {**self.inputs, **{name: column[0] for name, column in columns.items()}}
+        is_text = {name: self.inputs[name].datatype == "BYTES" for name in names}
+        if len(set(is_text.values())) > 1:  # texts are often one of a few that a server knows
+            yield {**self.inputs, **{name: column[-is_text[name]] for name, column in columns.items()}}
+        for index in range(1, max(map(len, columns.values()))):
+            yield {**self.inputs, **{name: column[min(index, len(column) - 1)] for name, column in columns.items()}}
 
     async def _find_rows(self) -> None:
         """Find out in which inputs the server takes rows, and whether several in one request."""
@@ -210,9 +221,10 @@ class Trials:
         sample has the most that the server takes.
         """
         n_rows = self.inputs[names[0]].shape[0]
-        if n_rows == 1 or any(name in self.candidates.rows_at for name in names):
+        has_records = any(name in self.candidates.rows_at for name in names)
+        if n_rows == 1:
             return True
-        if all(len(self.inputs[name].shape) == 1 for name in names):
+        if not has_records and all(len(self.inputs[name].shape) == 1 for name in names):
             return False
         alone = await self.ask("one row", self._rows(names, [0]), keep=False)
         if not several.is_answered and self._follows(alone, names[0]):
@@ -268,14 +280,14 @@ class Trials:
     async def _find_floats(self) -> None:
         """Find out which integers of the sample are numbers with a point for the server."""
         for name, tensor in list(self.inputs.items())[:MAX_VARIED]:
-            if tensor.datatype not in ("INT64", "UINT64"):
+            if tensor.datatype not in ("INT64", "UINT64") or is_id(name):
                 continue
             with_floats = {**self.inputs, name: as_floats(tensor, 0.25)}
             trial = await self.ask(f"numbers with a point for {name}", with_floats, keep=False)
             if trial.is_answered and self.differs(trial, self.done[0]):
                 as_they_are = {**self.inputs, name: as_floats(tensor)}
                 again = await self.ask("the sample", as_they_are, keep=False)
-                if again.is_answered:
+                if again.is_answered and not self.differs(again, self.done[0]):  # "30" and "30.0" are two keys
                     self.floats.append(name)
                     self.inputs = as_they_are
                     self.done = [self._as_floats(each, name) for each in self.done]
@@ -354,11 +366,29 @@ class Trials:
         n_rows = max((self._n_rows(trial), index) for index, trial in enumerate(self.done) if trial.is_answered)
         group = self.done[n_rows[1]].inputs
         count = n_rows[0]
-        await self.ask(GROUP, group)
+        several = self._of_other_rows(group)
+        if several is not None and (await self.ask(GROUP, several)).is_answered:
+            group, count = several, self._n_rows(self.done[-1])
+        else:
+            await self.ask(GROUP, group)
         await self.ask(TURNED, self._rows(self.of_rows, range(count - 1, -1, -1), group))
         await self.ask(FIRST, self._rows(self.of_rows, [0], group))
         if count > 1:
             await self.ask(LAST, self._rows(self.of_rows, [count - 1], group))
+
+    def _of_other_rows(self, group: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """*group* with the first rows of varied requests as well, if its own are all the same; None if it needs none.
+
+        The order of rows that are the same cannot be seen.
+        """
+        names = [name for name in self.of_rows if name in group]
+        if not all(has_same_rows(group[name]) for name in names):
+            return None
+        trials = [self.done[index] for name, index in self.varied.items() if index >= 0 and name in names]
+        more = {name: [with_rows(trial.inputs[name], [0]) for trial in trials] for name in names}
+        if not trials or any(each.shape[1:] != group[name].shape[1:] for name in names for each in more[name]):
+            return None
+        return {**group, **{name: joined([group[name], *more[name]]) for name in names}}
 
     def _n_rows(self, trial: TrialRequest) -> int:
         return next((trial.inputs[name].shape[0] for name in self.of_rows if name in trial.inputs), 1)
@@ -387,8 +417,31 @@ class Trials:
 
 def is_beside(found: Found) -> bool:
     """Whether the name of *found* says that it counts, or that it is the time, the state or the form of an answer."""
-    *groups, name = ["", *(step.lower() for step in found.place if isinstance(step, str))]
-    return name in TIMES | CLASSES | STATES or any(group in COUNTS for group in groups)
+    name = ["", *(snake(step) for step in found.place if isinstance(step, str))][-1]
+    return name in TIMES | CLASSES | STATES or is_count(found)
+
+
+def is_count(found: Found, *, is_unstable: bool = False) -> bool:
+    """Whether *found* is in an object that counts what the request took."""
+    groups = {snake(step) for step in found.place[:-1] if isinstance(step, str)} & COUNTS
+    return bool(groups) and (found.datatype != "FP64" or is_unstable or not groups <= MEASURES)
+
+
+def _states_in(members: Mapping[JsonPlace, Any]) -> set[JsonPlace]:
+    """The places of those *members* that say whether a request succeeded."""
+    return {
+        at for at, value in members.items() if snake(str(at[-1])) in STATES and not isinstance(value, (list, float))
+    }
+
+
+def _errors_in(members: Mapping[JsonPlace, Any]) -> set[JsonPlace]:
+    """The places of those *members* that say why a request failed."""
+    return {at for at, value in members.items() if snake(str(at[-1])) in ERRORS and not _is_empty(value)}
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether *value* says nothing. Zero and false do."""
+    return value is None or (isinstance(value, (str, list, dict)) and not value)
 
 
 def _of_one(body: Any, names: set[str]) -> Any:

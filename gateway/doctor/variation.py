@@ -1,6 +1,7 @@
 """Other values for the inputs of a sample: other numbers, longer texts, other rows, other sizes. Not here: sending."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,17 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return replace(tensors[0], shape=shape, blob=b"".join(tensor.blob for tensor in tensors))
 
 
+def has_same_rows(tensor: Tensor) -> bool:
+    """Whether all rows of *tensor* are the same."""
+    rows = tensor.nested
+    return all(row == rows[0] for row in rows)
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor with all rows of *tensors*, which are of the same shape but for their number."""
+    return _with_values(tensors[0], np.concatenate([_array(tensor) for tensor in tensors]))
+
+
 def changed(tensor: Tensor) -> Iterator[Tensor]:
     """Tensors of the same shape with other values, those first that show most; a server may refuse some."""
     values = tensor.values
@@ -53,6 +65,7 @@ def _others(values: list[Any], kind: Kind) -> Iterator[list[Any]]:
     if kind is Kind.BYTES:
         yield [f"{value} and more words, {index}" for index, value in enumerate(values)]
         yield turned
+        yield [_with_other_digit(value) for value in values]
         yield [value[:1] or "a" for value in values]
     elif kind is Kind.FLOAT:
         yield [None if value is None else _moved(value, index) for index, value in enumerate(values)]
@@ -64,6 +77,20 @@ def _others(values: list[Any], kind: Kind) -> Iterator[list[Any]]:
         yield [value + 1 + index % 5 if value < 2**62 else value - 1 for index, value in enumerate(values)]
         yield turned
         yield [max(value - 1, 0) for value in values]
+
+
+def _with_other_digit(text: str) -> str:
+    """*text* with another number at its end, for servers that only take dates or codes.
+
+    >>> _with_other_digit("2026-01-31")
+    '2026-01-30'
+    """
+    return re.sub(r"[0-9]{1,18}(?=[^0-9]*$)", lambda digits: _another(digits[0]), text)
+
+
+def _another(digits: str) -> str:
+    """The number before *digits*, with as many of them; after 0 and 1, which may count from one, the next."""
+    return str(int(digits) + (-1 if int(digits) > 1 else 1)).zfill(len(digits))
 
 
 def _moved(value: float, index: int) -> float:

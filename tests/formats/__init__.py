@@ -13,12 +13,13 @@ from tests.formats.language import LANGUAGE
 from tests.formats.media import MEDIA
 from tests.formats.model_servers import MODEL_SERVERS
 from tests.formats.rankers import RANKERS
+from tests.formats.services import SERVICES
 from tests.formats.stand_in import Format
 from tests.formats.tables import TABLES
 from tests.formats.tagging import TAGGING
 from tests.formats.vectors import VECTORS
 
-_FAMILIES = (VECTORS, RANKERS, LANGUAGE, MEDIA, TAGGING, TABLES, MODEL_SERVERS, HOMEMADE)
+_FAMILIES = (VECTORS, RANKERS, LANGUAGE, MEDIA, TAGGING, TABLES, MODEL_SERVERS, HOMEMADE, SERVICES)
 
 FORMATS: dict[str, Format] = {each.name: each for family in _FAMILIES for each in family}
 """Every format by its name."""
