@@ -33,7 +33,7 @@ EACH = [pytest.param(each, id=each.name) for each in FORMATS.values()]
 OF_TEMPLATES = [pytest.param(each, id=each.name) for each in FORMATS.values() if each.adapter is None]
 OF_ADAPTERS = [pytest.param(each, id=each.name) for each in FORMATS.values() if each.adapter is not None]
 
-LEAST_RIGHT_BY_DOCTOR = 58
+LEAST_RIGHT_BY_DOCTOR = 60
 """How many formats the doctor alone gets right, at least."""
 
 
