@@ -228,7 +228,7 @@ class _Writing:
         for words in choice.notes:
             self._note(words)
         if not choice.problems and choice.order is None and not choice.notes:
-            self._report.ok("rows alone are answered as in a group, and rows in reverse in reverse")
+            self._report.ok("rows in reverse, and rows alone, get the same answers as in a group, in the rows' order")
 
     def _tell_constants(self) -> None:
         for place, names in self._trials.candidates.keyed.items():
