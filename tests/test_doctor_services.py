@@ -75,6 +75,20 @@ async def test_a_limit_that_says_when_to_come_again_is_waited_for(tmp_path: Path
     assert agrees(found), found.printed
 
 
+async def test_a_sample_that_the_server_refuses_inside_of_a_200_is_named(tmp_path: Path) -> None:
+    async def score(request: web.Request) -> web.Response:
+        age = (await request.json())["age"]
+        said = {"ok": False, "why": f"age {age} is negative"} if age < 0 else {"ok": True, "score": age / 2}
+        return web.json_response(said)
+
+    for age, is_named in ((-4, True), (4, False)):
+        (tmp_path / "sample.json").write_text(json.dumps({"age": age}))
+        async with service(score, "/score") as url:
+            found = await doctor(url, "--path", "/score", "--sample", str(tmp_path / "sample.json"))
+        named = [words for words in found.findings("problem") if "the answer to the sample has `ok: false`" in words]
+        assert bool(named) is is_named
+
+
 async def test_a_redirect_names_the_path_to_give(tmp_path: Path) -> None:
     async def redirect(request: web.Request) -> web.Response:
         return web.Response(status=307, headers={"Location": "/predict/"})

@@ -72,6 +72,12 @@ STATES = _names("""
 """)
 """Members that say whether a request succeeded."""
 
+SUCCEEDED = _names("ok success is_ok is_success succeeded")
+"""Those that are false where a request failed."""
+
+FAILED = ("failed", "failure", "error", "FAILED", "FAILURE", "ERROR")
+"""What a status says then."""
+
 ERRORS = _names("error errors error_message error_msg exception fault detail details message msg reason")
 """Members that only answers to requests that failed have."""
 

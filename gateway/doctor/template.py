@@ -18,7 +18,7 @@ from gateway.doctor.filling import JsonPlace, escaped, filled_in, path_of
 from gateway.doctor.model import Straight, Tried, answer_to
 from gateway.doctor.report import ProblemError, Report, as_yaml
 from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, shape_of, tensor_of
-from gateway.doctor.trials import ALL, ONE, SINGLE, TrialRequest, Trials
+from gateway.doctor.trials import ALL, ONE, SINGLE, TrialRequest, Trials, says_failed
 from gateway.doctor.variation import stacked
 
 MAX_SHOWN = 300
@@ -48,6 +48,11 @@ async def try_sample(asker: Asker, path: str, documents: Sequence[Any], model: s
         if answer.json is None and answer.body.strip() != b"null":
             kind = answer.headers.get("content-type", "of no content type")
             raise ProblemError(f"the answer to {which} is not JSON ({kind}), which is all that the gateway can read")
+        if failed := says_failed(answer.json):
+            report.problem(
+                f"the answer to {which} has {failed}, so the server may have refused it: give a sample that it takes. "
+                "Else the file below takes its failures for answers, and its answers for failures"
+            )
     trials = Trials(asker, path, candidates)
     try:
         await trials.run()

@@ -14,7 +14,18 @@ from gateway.doctor.answered import Answers, Found
 from gateway.doctor.asking import TOO_MANY, Asker
 from gateway.doctor.candidates import Candidates
 from gateway.doctor.filling import MISSING, JsonPlace, filled_in, is_close, members_of, path_of
-from gateway.doctor.member_names import CLASSES, COUNTS, ERRORS, MEASURES, STATES, TIMES, is_id, snake
+from gateway.doctor.member_names import (
+    CLASSES,
+    COUNTS,
+    ERRORS,
+    FAILED,
+    MEASURES,
+    STATES,
+    SUCCEEDED,
+    TIMES,
+    is_id,
+    snake,
+)
 from gateway.doctor.report import ProblemError
 from gateway.doctor.tensors import Tensor, UnreadableError
 from gateway.doctor.variation import as_floats, changed, grown, has_same_rows, joined, row_at, widened, with_rows
@@ -437,6 +448,14 @@ def _states_in(members: Mapping[JsonPlace, Any]) -> set[JsonPlace]:
 def _errors_in(members: Mapping[JsonPlace, Any]) -> set[JsonPlace]:
     """The places of those *members* that say why a request failed."""
     return {at for at, value in members.items() if snake(str(at[-1])) in ERRORS and not _is_empty(value)}
+
+
+def says_failed(document: Any) -> str:
+    """The member at the top of an answer which says that the request failed, such as `ok: false`; empty without one."""
+    for name, value in document.items() if isinstance(document, dict) else ():
+        if (snake(name) in SUCCEEDED and value is False) or (snake(name) in ("status", "state") and value in FAILED):
+            return f"`{name}: {json.dumps(value)}`"
+    return ""
 
 
 def _is_empty(value: Any) -> bool:
