@@ -488,7 +488,7 @@ async def test_parameters_go_where_they_have_a_place_and_are_refused_elsewhere()
         assert (await stage.infer("rank", *inputs, parameters=own)).status == 200
         assert json.loads(stage.server.seen[0].body)["k"] == {"top": 1}
         words = error_of(await stage.infer("rank", *inputs, parameters={"tpo": 1}), 400)
-        assert words.startswith("parameter 'tpo': the body for model 'rank' has no place for it ('top' have one)")
+        assert words.startswith("parameter 'tpo': the body for model 'rank' has no place for it; it has one for 'top'")
         words = error_of(await stage.infer("iris", numbers("x", X, "FP32"), parameters={"top": 1}), 400)
         assert words.startswith("parameter 'top': the body for model 'iris' has no place for it; `$parameters`")
         words = error_of(await stage.infer("rank", *inputs, parameters={"sequence_id": 3}), 400)

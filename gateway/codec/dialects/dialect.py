@@ -102,10 +102,11 @@ class Dialect:
         known = self.parameters(description)
         for name in parameters if known is not None else ():
             if name not in (known or ()):
-                there = f" ({listed(sorted(known))} have one)" if known else ""
+                hint = "; `$parameters` in the configuration's body sends parameters on"
+                if known:
+                    hint = f"; it has one for {listed(sorted(known))}"
                 raise CodecError(
-                    f"parameter {name[:MAX_NAME]!r}: the body for model {model!r} has no place for it{there}; "
-                    "`$parameters` in the configuration's body sends parameters on"
+                    f"parameter {name[:MAX_NAME]!r}: the body for model {model!r} has no place for it{hint}"
                 )
 
     def body(self, request: DialectRequest, description: ModelDescription) -> Any:
