@@ -19,7 +19,7 @@ from gateway.codec.inference import release
 from gateway.codec.v2.batches import Share, check_rows, divided, joined, read_share
 from gateway.codec.v2.framing import Framing
 from gateway.config.schema import Batch
-from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError, TooLargeError
+from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError
 from gateway.exchange import Attempt, Exchange
 from gateway.headers import Headers
 from gateway.policy.crossing import UNIX_PEER, crossing_of_all
@@ -66,8 +66,7 @@ class Member:
     beside: list[None] = field(default_factory=list)
     """Shared by all that are in `batch`: an element for each, but for those that have left and were recorded."""
     doubt: list[str] | None = None
-    """Of a batch that could not be made, or whose answer could not be read: why, once for each of its requests that has
-    not succeeded alone yet.
+    """Of a batch whose answer could not be read: why, once for each of its requests that has not succeeded alone yet.
 
     If all of them do, the batching was at fault; a request that fails alone, too, was at fault itself.
     """
@@ -227,13 +226,13 @@ class Lane:
         error: GatewayError | None = None
         try:
             replies = await self._answers(members, batch)
-        except TooLargeError:
-            log.debug("a batch of %d requests is too large", len(members))
-        except CodecError as refused:  # of a request, which is then refused alone, or of their being together
-            _doubt(members, str(refused))
+        except CodecError:  # of a request, which is then refused alone
+            log.debug("a batch of %d requests cannot be sent", len(members))
         except GatewayError as failed:
             if failed.kind is ErrorKind.MALFORMED_RESPONSE and not isinstance(failed.__cause__, ForeignAnswerError):
-                _doubt(members, failed.message)
+                doubt = [failed.message] * len(members)
+                for member in members:
+                    member.doubt = doubt
             elif failed.kind not in _EACH_ALONE and batch.exchange.attempts:
                 error = failed
         except Exception as bug:
@@ -349,13 +348,6 @@ def _shared(attempt: Attempt, part: float, *, is_joined: bool) -> Attempt:
     shared.request_bytes = round(attempt.request_bytes * part)
     shared.response_bytes = round(attempt.response_bytes * part)
     return shared
-
-
-def _doubt(members: list[Member], words: str) -> None:
-    """If all *members*, whose batch failed for *words*, succeed alone, their model is batched no more."""
-    doubt = [words] * len(members)
-    for member in members:
-        member.doubt = doubt
 
 
 def _cancel_if_left(task: "asyncio.Task[None]", members: list[Member], _: "asyncio.Future[Answered | None]") -> None:

@@ -5,6 +5,7 @@ recent one.
 """
 
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 
@@ -158,8 +159,7 @@ class Foreign:
             return self.dialect.write(part, described, Names(self.model, self.version, first_row))
 
         def decoder(n_rows: int) -> DialectAnswer:
-            self._first_sizes = {n_rows} if n_rows > 1 else set()
-            return self._decoder()
+            return self._decoder({n_rows} if n_rows > 1 else ())
 
         outputs = RowOutputs(described.outputs, rows, self._sizes)
         return RowRequests(cut, write, decoder, outputs, template.parallel, target)
@@ -186,7 +186,8 @@ class Foreign:
             self._described = await question.answer()
         return None if self._described.outputs == described.outputs else self._decoder()
 
-    def _decoder(self) -> DialectAnswer:
+    def _decoder(self, first_sizes: Collection[int] | None = None) -> DialectAnswer:
+        """A decoder for one answer; *first_sizes* are those of its request where that has a part of the rows."""
         call, described = self.call, self._described
         form, limits = self.dialect.answer_form(described), call.plan.header_limits
         walk = Walk(
@@ -195,7 +196,7 @@ class Foreign:
             self._request.selection,
             limits=limits,
             sizes=self._sizes,
-            first_sizes=self._first_sizes,
+            first_sizes=self._first_sizes if first_sizes is None else first_sizes,
         )
         return DialectAnswer(walk, model=self.name, request_id=self._request.id, version=self.version)
 
