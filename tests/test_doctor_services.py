@@ -89,6 +89,22 @@ async def test_a_sample_that_the_server_refuses_inside_of_a_200_is_named(tmp_pat
         assert bool(named) is is_named
 
 
+async def test_where_a_server_says_why_a_request_failed_is_found_out(tmp_path: Path) -> None:
+    async def score(request: web.Request) -> web.Response:
+        plan = (await request.json())["plan"]
+        failed = {"ok": False, "result": None, "problem": {"why": f"unknown plan {plan}"}}
+        said = {"ok": True, "result": {"score": 0.5}, "problem": None} if plan in ("gold", "free") else failed
+        return web.json_response(said)
+
+    (tmp_path / "sample.json").write_text(json.dumps({"plan": "gold"}))
+    async with service(score, "/score") as url:
+        found = await doctor(url, "--path", "/score", "--sample", str(tmp_path / "sample.json"))
+    model = model_of(found)
+    assert (model["success"], model["error"]) == ({"$.ok": True}, "$.problem.why")
+    assert not any("If it says that a request succeeded" in words for words in found.findings("question"))
+    assert any("no path was found that answers 200" in words for words in found.findings("note"))
+
+
 async def test_a_redirect_names_the_path_to_give(tmp_path: Path) -> None:
     async def redirect(request: web.Request) -> web.Response:
         return web.Response(status=307, headers={"Location": "/predict/"})

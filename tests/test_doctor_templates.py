@@ -470,8 +470,8 @@ async def test_every_scalar_beside_lists_is_a_question_whose_lines_make_an_input
     assert questions.keys() == {"$.user", "$.bias"}
     for words in questions.values():
         assert "is the same in every request as this file stands. If clients decide it, make it an input:" in words
-    assert "#     inputs:   user: {datatype: BYTES, shape: []}" in found.printed
-    (line,) = re.findall(r"#     request:  (body: .*\$user.*)", found.printed)
+    assert "#     in `inputs`:  user: {datatype: BYTES, shape: []}" in found.printed
+    (line,) = re.findall(r"#     in `request`:  (body: .*\$user.*)", found.printed)
     backend = found.backend
     model = backend["models"]["model"]
     model["inputs"]["user"] = {"datatype": "BYTES", "shape": []}

@@ -324,3 +324,8 @@ async def _find_health(asker: Asker, dialect: str, model: str, report: Report) -
             break
     if value is not None:
         report.set("health", value, "probes: /-/ready of the gateway tells whether the server is up")
+    elif dialect == TEMPLATE:
+        report.note(
+            "no path was found that answers 200 while the server runs. Set one with `health: {path: PATH}`: without it "
+            "the gateway says that it is ready, also where the server is down"
+        )

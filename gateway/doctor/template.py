@@ -164,7 +164,11 @@ class _Writing:
             if moved:
                 self._report.ok(f"other values of `{name}` move {', '.join(moved)}")
             elif self._is_stable:
-                self._note(f"`{name}` moves no output: it may be none of the model's inputs, or the model ignores it")
+                tried = _value(trials.done[index].inputs[name].nested)
+                self._note(
+                    f"`{name}` moves no output, as far as {tried} shows: it may be none of the model's inputs, or the "
+                    "model ignores it"
+                )
         if not self._is_stable:
             self._note("which inputs move its outputs was not found out: all differ for the same request")
         elif trials.varied and not self._moves_anything():
@@ -203,15 +207,17 @@ class _Writing:
             if found.is_text_of_numbers:
                 numbers = {"datatype": "FP64", "shape": self._output_shape(found), "encoding": "text"}
                 words = f"output `{name}` is texts that are numbers. To give clients the numbers:"
-                self._ask(words, f"outputs:  {as_yaml({name: numbers})[1:-1]}")
+                self._ask(words, ("in `outputs`", {name: numbers}))
             if found.n_floats:
                 shape = [*self._output_shape(found), found.n_floats]
                 numbers = {"datatype": "FP32", "shape": shape, "encoding": "base64"}
                 words = f"output `{name}` looks like FP32 in base64. To give clients the numbers:"
-                self._ask(words, f"outputs:  {as_yaml({name: numbers})[1:-1]}")
+                self._ask(words, ("in `outputs`", {name: numbers}))
         for path, value in self._choice.states.items():
+            if path in self._trials.success:  # which is written
+                continue
             words = f"{path} was {json.dumps(value)} in all tries. If it says that a request succeeded, refuse others:"
-            self._ask(words, f"success:  {as_yaml({path: value})}")
+            self._ask(words, ("beside `answer`", {"success": {path: value}}))
 
     def _tell_rows(self) -> None:
         choice, mode = self._choice, self._trials.mode
@@ -254,14 +260,15 @@ class _Writing:
             self._ask(
                 f"{where}: {_value(constant.value)} is the same in every request as this file stands. If clients "
                 "decide it, make it an input:",
-                f"inputs:   {as_yaml({name: self._declared(constant.value)})[1:-1]}",
-                f"request:  {as_yaml({'body': body})[1:-1]}",
+                ("in `inputs`", {name: self._declared(constant.value)}),
+                ("in `request`", {"body": body}),
             )
 
-    def _ask(self, words: str, *lines: str) -> None:
-        """Print a question, with *lines* of the file that answer it."""
-        self._report.question(f"{words} {'; '.join(f'`{line}`' for line in lines)}")
-        self._remarks += [f"QUESTION: {words}", *(f"    {line}" for line in lines)]
+    def _ask(self, words: str, *lines: tuple[str, dict[str, Any]]) -> None:
+        """Print a question, with the *lines* that answer it: where in the file each stands, and its key and value."""
+        shown = [(where, as_yaml(line)[1:-1]) for where, line in lines]
+        self._report.question(f"{words} {'; '.join(f'{where} `{line}`' for where, line in shown)}")
+        self._remarks += [f"QUESTION: {words}", *(f"    {where}:  {line}" for where, line in shown)]
 
     def _name(self, constant: Constant) -> str:
         names = [step.lstrip("$") for step in constant.place if isinstance(step, str)]
@@ -319,6 +326,9 @@ class _Writing:
             block["success"] = trials.success
             paths = ", ".join(trials.success)
             self._note(f"answers to requests that failed have another {paths}: `success` refuses them")
+        if trials.reason:
+            block["error"] = trials.reason
+            self._note(f"answers to requests that failed say why at {trials.reason}: `error`")
         return block
 
     def _input(self, name: str, sample: Tensor) -> dict[str, Any]:

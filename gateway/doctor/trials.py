@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gateway.backend.connections import NoAnswerError
+from gateway.codec.v2.error_bodies import WORD_MEMBERS
 from gateway.doctor.answered import Answers, Found
 from gateway.doctor.asking import TOO_MANY, Asker
 from gateway.doctor.candidates import Candidates
@@ -60,6 +61,9 @@ AGAIN, GROUP, TURNED = "the same again", "a group of rows", "its rows in reverse
 FIRST, LAST = "its first row alone", "its last row alone"
 """What trials are called that others are compared with."""
 
+FOUND_ANYWAY = tuple(f"$.{name}" for name in WORD_MEMBERS)
+"""Where the gateway finds the reason of an error without `error` in the configuration."""
+
 ALL, ONE, SINGLE = "all", "one", "single"
 """How rows are sent: all in one request, one in a list of one, or one that is not in a list."""
 
@@ -90,6 +94,8 @@ class Trials:
     """By input the index of the trial with other values; -1 if the server took none."""
     success: dict[str, Any] = field(default_factory=dict)
     """What answers to requests that failed have otherwise, by path."""
+    reason: str = ""
+    """The path at which answers to requests that failed say why; empty where every server has that, or if none did."""
     notes: list[str] = field(default_factory=list)
     floats: list[str] = field(default_factory=list)
     """Inputs with integers in the sample that the server takes for numbers with a point."""
@@ -150,6 +156,7 @@ class Trials:
             if value != was and lost - {at}:
                 if was is not None:
                     self.success[path_of(at)] = was
+                self.reason = self.reason or _reason_in(good, other)
                 return f"`{at[-1]}` is {json.dumps(value)[:100]}, where it was {json.dumps(was)[:100]}"
         added = sorted(_errors_in(other) - good.keys(), key=path_of)
         return f"`{added[0][-1]}` is {json.dumps(other[added[0]])[:100]}" if added and lost else ""
@@ -448,6 +455,21 @@ def _states_in(members: Mapping[JsonPlace, Any]) -> set[JsonPlace]:
 def _errors_in(members: Mapping[JsonPlace, Any]) -> set[JsonPlace]:
     """The places of those *members* that say why a request failed."""
     return {at for at, value in members.items() if snake(str(at[-1])) in ERRORS and not _is_empty(value)}
+
+
+def _reason_in(good: Mapping[JsonPlace, Any], other: Mapping[JsonPlace, Any]) -> str:
+    """The path of the text that *other*, the answer to a request that failed, has in place of the *good* one's values.
+
+    Empty if there are several whose names do not tell, or if it is where the gateway looks in any case.
+    """
+    texts = [
+        at
+        for at, value in other.items()
+        if isinstance(value, str) and value and _is_empty(good.get(at)) and all(isinstance(step, str) for step in at)
+    ]
+    named = [at for at in texts if snake(str(at[-1])) in ERRORS] or (texts if len(texts) == 1 else [])
+    path = path_of(min(named, key=path_of)) if named else ""
+    return "" if path in FOUND_ANYWAY else path
 
 
 def says_failed(document: Any) -> str:
