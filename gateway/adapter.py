@@ -34,9 +34,12 @@ becomes the datatype that `models` says, as numbers in JSON do.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AdapterCall:
-    """One inference of a client, as both functions get it. It was proved right before `request` is called."""
+    """One inference of a client. Both functions get the same object, which cannot be changed.
+
+    It was proved right before `request` is called.
+    """
 
     model: str
     """The model's name at the backend, decoded: in a path it stands as `urllib.parse.quote(call.model, safe="")`."""

@@ -21,8 +21,10 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, FileFin
 from pathlib import Path
 from typing import Any
 
-from gateway.adapter import Adapter
+from gateway.adapter import Adapter, AdapterCall
 from gateway.adapter_threads import AdapterThreads
+from gateway.codec.dialects.arrays import request_of
+from gateway.codec.inference import NonFinite
 from gateway.codec.v2.error_bodies import shortened
 from gateway.config import Config
 from gateway.errors import CodecError, ConfigError
@@ -84,6 +86,18 @@ class AdapterModule:
             refusal = (_text_of(error) or type(error).__name__) if isinstance(error, ValueError) else None
             words = f"the adapter's `{function}` failed: {_shown(error)}"
             raise AdapterFailedError(words, _place(error, self._file), refusal) from None
+
+    def request(self, call: AdapterCall, nonfinite: NonFinite) -> tuple[str, bytes]:
+        """The path, and the body as JSON, that `request` makes of *call*. Raises `AdapterFailedError`."""
+        made = self.call("request", call)
+        try:
+            with self.using_result("request"):
+                return request_of(made, nonfinite)
+        except AdapterFailedError:
+            raise
+        except CodecError as error:
+            words = f"what the adapter's `request` returned cannot be sent: {error}"
+            raise AdapterFailedError(words, self.place_of("request")) from None
 
     @contextmanager
     def using_result(self, function: str) -> Iterator[None]:

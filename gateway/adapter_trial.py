@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gateway.adapter_modules import AdapterFailedError, AdapterModule
-from gateway.codec.dialects.arrays import adapter_call, at_once, datatype_of, parsed_json, request_of, wire_value
+from gateway.codec.dialects.arrays import adapter_call, at_once, datatype_of, parsed_json, wire_value
 from gateway.codec.dialects.declared import TensorDescription
 from gateway.codec.dialects.description import UNKNOWN
 from gateway.codec.dialects.output import Output
@@ -43,15 +43,7 @@ def try_adapter(file: Path, sample: Path, answer: Path | None, *, model: str, ve
     except CodecError as error:
         raise ConfigError(f"{sample}: {error}") from None
     try:
-        made = adapter.call("request", call)
-        try:
-            with adapter.using_result("request"):
-                path, body = request_of(made, NonFinite.LITERAL)
-        except AdapterFailedError:
-            raise
-        except CodecError as error:
-            words = f"what `request` returned cannot be sent: {error}"
-            raise AdapterFailedError(words, adapter.place_of("request")) from None
+        path, body = adapter.request(call, NonFinite.LITERAL)
         print(f"POST {path}\n{shortened(body.decode(), PRINTED_CHARACTERS)}")
         if answer is None:
             return 0

@@ -148,8 +148,11 @@ def test_a_function_that_fails_is_exit_code_2_with_file_and_line(
     ("body", "words"),
     [
         ("raise ValueError('no age')", "own.py:2: the adapter's `request` failed: ValueError: no age"),
-        ("return 'p', 1", "own.py:1: what `request` returned cannot be sent: expected a path"),
-        ("return '/p', {1}", "own.py:1: what `request` returned cannot be sent: not to be written as JSON: a set"),
+        ("return 'p', 1", "own.py:1: what the adapter's `request` returned cannot be sent: expected a path"),
+        (
+            "return '/p', {1}",
+            "own.py:1: what the adapter's `request` returned cannot be sent: not to be written as JSON: a set",
+        ),
     ],
 )
 def test_a_request_that_cannot_be_sent_is_exit_code_2(

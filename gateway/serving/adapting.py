@@ -13,7 +13,7 @@ from gateway.adapter import AdapterCall
 from gateway.adapter_modules import AdapterFailedError, AdapterModule
 from gateway.adapter_threads import MAX_THREADS
 from gateway.backend.asking import PIECE_BYTES
-from gateway.codec.dialects.arrays import adapter_call, array_bytes, at_once, check_complete, request_of
+from gateway.codec.dialects.arrays import adapter_call, array_bytes, at_once
 from gateway.codec.dialects.description import check_known, v2_metadata
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.python import PARSED_PER_BYTE, AdapterAnswer, PythonDialect, WholeJson
@@ -46,7 +46,6 @@ class Adapted(Foreign):
         steps = DialectRequest.parse(reading(call, body, metadata), policy, call.body.reserve)
         request = await call.exchange.request_codec.run(steps)
         check_known(described, request.inputs, request.selection, model=self.name)
-        check_complete(described, request.inputs)
         request, sizes = self.dialect.fitted(request, described, self.name)
         call.body.reserve(array_bytes(request.inputs))
         make = partial(_made, adapter, request, self, policy.nonfinite)
@@ -143,15 +142,7 @@ def _made(
 ) -> tuple[AdapterCall, str, bytes]:
     """What the adapter gets, and the path and body that it makes. Raises `AdapterFailedError`; for a thread."""
     asked = adapted.call_of(request)
-    made = adapter.call("request", asked)
-    try:
-        with adapter.using_result("request"):
-            return asked, *request_of(made, nonfinite)
-    except AdapterFailedError:
-        raise
-    except CodecError as error:
-        words = f"what the adapter's `request` returned cannot be sent: {error}"
-        raise AdapterFailedError(words, adapter.place_of("request")) from None
+    return asked, *adapter.request(asked, nonfinite)
 
 
 def _answered(adapter: AdapterModule, decoder: AdapterAnswer, last: bytes) -> InferReply:

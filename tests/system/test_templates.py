@@ -496,6 +496,31 @@ async def test_parameters_go_where_they_have_a_place_and_are_refused_elsewhere()
         assert len(stage.server.seen) == 1
 
 
+OVERLAID: Mapping[str, Any] = {
+    "inputs": {
+        "age": {"datatype": "INT64", "shape": []},
+        "limit": {"datatype": "FP64", "shape": [], "optional": True},
+    },
+    "outputs": {"score": {"datatype": "FP64", "shape": []}},
+    "request": {"path": "/score", "body": {"$parameters": {"age": "$age", "limit": "$limit"}}},
+    "answer": {"score": "$.score"},
+}
+
+
+@pytest.mark.rule("11.7")
+async def test_a_parameter_may_stand_for_an_optional_input_and_for_no_other() -> None:
+    """It is not judged as an input is: a text would go where the model takes INT64."""
+    async with before(Legacy(b'{"score": 1}'), {"m": OVERLAID}) as stage:
+        age = numbers("age", np.array(31), "INT64")
+        assert (await stage.infer("m", age, parameters={"limit": 0.5})).status == 200
+        assert json.loads(stage.server.seen.pop().body) == {"age": 31, "limit": 0.5}
+        words = error_of(await stage.infer("m", parameters={"age": "62"}), 400)
+        assert words == "input 'age' is missing: the model's server needs all of its inputs"
+        words = error_of(await stage.infer("m", age, parameters={"age": 62}), 400)
+        assert "one of the request's parameters takes its place" in words
+        assert not stage.server.seen
+
+
 @pytest.mark.rule("11.7")
 async def test_members_that_no_output_needs_may_have_any_size() -> None:
     beside = b'"echo": [%b1], ' % (b'"x",' * 400_000)

@@ -6,7 +6,7 @@ cut fractions off, without a word. Not here: who calls an adapter, and in which 
 
 import codecs
 import json
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import Any, TypeVar
@@ -119,14 +119,6 @@ def array_bytes(inputs: Iterable[Tensor]) -> int:
         if tensor.datatype.kind is BYTES:
             n_bytes += OBJECT_BYTES * element_count(tensor.shape)
     return n_bytes
-
-
-def check_complete(description: ModelDescription, inputs: Collection[Tensor]) -> None:
-    """Raise `CodecError` for an input of the model that is none of *inputs* and not optional."""
-    there = {tensor.name for tensor in inputs}
-    for name, described in description.inputs.items():
-        if not (name in there or described.optional or (name == "" and there)):
-            raise CodecError(f"{label_of('input', name)} is missing: the model's server needs all of its inputs")
 
 
 # JSON, whole

@@ -30,7 +30,7 @@ import msgspec
 import orjson
 from msgspec import Raw
 
-from gateway.codec.dialects.declared import TensorDescription
+from gateway.codec.dialects.declared import TensorDescription, missing_input
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.inference import NonFinite, Tensor, label_of
 from gateway.codec.json.members import object_text
@@ -352,7 +352,7 @@ class WrittenRequest(PiecedJson):
         operation = place.operation
         tensor = self._inputs.get(place.name)
         if tensor is None:
-            raise CodecError(f"{label_of('input', place.name)} is missing: the model's server needs all of its inputs")
+            raise missing_input(place.name)
         if operation == "$column":
             tensor = _column(tensor)
         shape = tensor.shape

@@ -8,7 +8,9 @@ from collections.abc import MutableMapping
 
 import msgspec
 
+from gateway.codec.inference import label_of
 from gateway.codec.tensors.datatypes import Datatype
+from gateway.errors import CodecError
 
 ANY = -1
 """A dimension of any size."""
@@ -52,6 +54,11 @@ def fits(declared: Shape, shape: tuple[int, ...], sizes: MutableMapping[str, int
             return False
     sizes.update(new)
     return True
+
+
+def missing_input(name: str) -> CodecError:
+    """The error for a request without the input *name*."""
+    return CodecError(f"{label_of('input', name)} is missing: the model's server needs all of its inputs")
 
 
 def declared_text(declared: Shape, sizes: MutableMapping[str, int]) -> str:

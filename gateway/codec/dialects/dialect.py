@@ -8,7 +8,7 @@ from urllib.parse import quote
 from msgspec import structs
 
 from gateway.codec.dialects.body import NO_NAMES, Names, WrittenRequest
-from gateway.codec.dialects.declared import declared_text, fits
+from gateway.codec.dialects.declared import declared_text, fits, missing_input
 from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription, listed
 from gateway.codec.dialects.paths import AnswerForm, reason_at
 from gateway.codec.dialects.request import DialectRequest, own_parameters
@@ -87,12 +87,14 @@ class Dialect:
 
         A scalar and a tensor of shape [1] are one, where that is the only difference. *model* is the client's name of
         it. Raises `CodecError` for a parameter that the server would not get, and, where the configuration alone knows
-        the model, for another shape.
+        the model, for another shape, or an input that is missing and not optional.
         """
         parameters = own_parameters(request.parameters) if request.parameters else request.parameters
         self._check_parameters(parameters, description, model)
         inputs, sizes = request.inputs, dict[str, int]()
         if self.is_configured:
+            if len(inputs) < len(description.inputs):  # all of these are known, and no two are one
+                _check_complete(request, description)
             inputs = [_fitted(tensor, description, sizes, model) for tensor in inputs]
         if inputs != request.inputs or parameters != request.parameters:
             request = structs.replace(request, inputs=inputs, parameters=parameters)
@@ -155,6 +157,14 @@ class Dialect:
         """
         template = description.template
         return reason_at(template.error, text) if template is not None and template.error else None
+
+
+def _check_complete(request: DialectRequest, description: ModelDescription) -> None:
+    """Raise `CodecError` for an input of the model that *request* lacks, and that is not optional."""
+    there = {tensor.name for tensor in request.inputs}
+    for name, described in description.inputs.items():
+        if name not in there and not described.optional:
+            raise missing_input(name)
 
 
 def _fitted(tensor: Tensor, description: ModelDescription, sizes: dict[str, int], model: str) -> Tensor:
