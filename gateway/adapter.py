@@ -1,4 +1,4 @@
-"""The types of an adapter: a Python file that puts a server behind the gateway which YAML cannot describe.
+"""The types of an adapter: a Python file for a server that YAML cannot describe.
 
 A backend with `dialect: python` names such a file, and the gateway calls its two functions:
 
@@ -23,7 +23,7 @@ import numpy.typing as npt
 AdapterRequest = tuple[str, object]
 """What `request` returns: the path, from / on, with a query if it has one; and the body, which is sent as JSON.
 
-In the body may stand all that JSON has, tuples, and numpy arrays and scalars of every dtype of numbers and texts.
+The body may hold everything that JSON has, tuples, and numpy arrays and scalars of every dtype of numbers and texts.
 """
 
 AdapterOutputs = Mapping[str, npt.ArrayLike]

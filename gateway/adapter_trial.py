@@ -89,7 +89,9 @@ def _line(name: str, given: Any) -> str:
     datatype = datatype_of(given)
     if datatype is None:
         if hasattr(given, "__array__"):
-            raise CodecError(f"output {name!r}: got an array of {np.asarray(given).dtype}, which the protocol has not")
+            raise CodecError(
+                f"output {name!r}: got an array of {np.asarray(given).dtype}, which the protocol doesn't have"
+            )
         if not isinstance(given, list | tuple | str | bytes | int | float):
             raise CodecError(f"output {name!r}: expected an array, got a {type(given).__name__}")
         return f"{name}: no array, so it becomes what `models` says: {shortened(repr(given), PRINTED_CHARACTERS // 10)}"

@@ -116,7 +116,7 @@ def test_all_of_a_call_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         ("[1]", "own.py:6: expected outputs by name, {'y': array}, got a list"),
         ("{}", "own.py:6: output 'score': missing, and the sample asks for it"),
-        ("{'score': np.array([1j])}", "output 'score': got an array of complex128, which the protocol has not"),
+        ("{'score': np.array([1j])}", "output 'score': got an array of complex128, which the protocol doesn't have"),
         ("{'score': None}", "output 'score': expected an array, got a NoneType"),
         ("{'score': np.array([1, 'a'], object)}", "output 'score' (BYTES): expected str or bytes, got a int"),
     ],

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def foreign_to(call: Call, dialect: Dialect) -> Foreign:
-    """The client's request to a backend that speaks *dialect*. Raises `GatewayError` for a model that it has not."""
+    """The client's request to a backend that speaks *dialect*. Raises `GatewayError` for an unknown model."""
     return (Adapted if isinstance(dialect, PythonDialect) else Foreign)(call, dialect)
 
 
@@ -84,7 +84,7 @@ class Adapted(Foreign):
         return adapter_call(request, self._configured, model=self.model, version=self.version)
 
     def _target(self, path: str, adapter: AdapterModule) -> str:
-        """The path and query for the backend: *path*, by the adapter, behind what the route keeps.
+        """The path and query for the backend: the adapter's *path* after the part that the route keeps.
 
         Raises `GatewayError` (500) for a path that no client may use.
         """

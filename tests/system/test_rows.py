@@ -214,7 +214,7 @@ async def test_no_rows_are_no_request_and_outputs_that_are_empty() -> None:
         undeclared = {**SUM, "outputs": {"sum": {"datatype": "FP32"}}, "answer": {"sum": "$.sum"}}
     async with before_rows(Single(), sum=undeclared) as stage:
         words = error_of(await stage.infer("sum", numbers("x", X[:0], "FP32")), 400)
-        assert "output 'sum' has no shape then" in words
+        assert "the shape of output 'sum' is not known" in words
         assert not stage.server.seen
         assert total(await stage.client.metrics(), "upstream_requests_total") == 0
 

@@ -50,7 +50,7 @@ _TEXTS = "OSUT"  # kinds of dtypes: objects, bytes, texts, and numpy's strings o
 
 
 def at_once(steps: Generator[Any, None, T]) -> T:
-    """What *steps* return; all of them are done in one go, which is for threads."""
+    """Do all *steps* in one go and return their result. For threads: it holds the event loop otherwise."""
     while True:
         try:
             next(steps)
@@ -79,7 +79,7 @@ def adapter_call(
 
 
 def array_of(tensor: Tensor) -> Array:
-    """The values of *tensor*, whose blob was proved right; a view of it where that can be, and never to be written."""
+    """The values of *tensor*, whose blob was proved right, as a read-only array: a view of the blob where possible."""
     datatype, shape = tensor.datatype, tensor.shape
     if datatype.kind is BYTES:
         array: Array = np.empty(element_count(shape), object)
@@ -143,7 +143,7 @@ def parsed_json(text: bytes) -> Any:
 
 
 def json_text(body: object, nonfinite: NonFinite) -> bytes:
-    """*body* as JSON, with arrays in it as nested lists. Raises `CodecError` for what JSON has not.
+    """*body* as JSON, with arrays in it as nested lists. Raises `CodecError` for values that JSON doesn't have.
 
     *nonfinite* decides about NaN and the infinities, which orjson would write as null without a word.
     """
@@ -165,7 +165,7 @@ def _not_json(error: orjson.JSONEncodeError) -> CodecError:
 
 
 def _plain(value: Any) -> Any:
-    """*value*, which orjson does not write, as something that it does. Raises `TypeError`."""
+    """Turn *value*, which orjson cannot write, into something that it can. Raises `TypeError`."""
     if isinstance(value, bytes | bytearray | memoryview):
         try:
             return str(value, "utf-8")
@@ -180,16 +180,16 @@ def _plain(value: Any) -> Any:
         if value.dtype.newbyteorder("=") in _BY_DTYPE:
             native = value.astype(value.dtype.newbyteorder("="), copy=False)
             return native[()] if not native.ndim else np.ascontiguousarray(native)
-        raise TypeError(f"an array of {value.dtype}, which JSON has not")
+        raise TypeError(f"an array of {value.dtype}, which JSON doesn't have")
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a {type(value).__name__}")
 
 
 def _judged(value: Any, policy: NonFinite, at: tuple[Any, ...]) -> Any:
-    """*value*, which stands *at* these keys of a body, with what *policy* makes of the NaN and infinities in it.
+    """Apply *policy* to the NaN and infinities in *value*, which stands *at* these keys of a body.
 
-    Arrays get the machine's own order of bytes: orjson refuses others before it asks what to do with them.
+    Arrays get the machine's own byte order: orjson refuses others before it calls `_plain`.
     """
     if isinstance(value, Mapping):
         return {key: _judged(item, policy, (*at, key)) for key, item in value.items()}
@@ -209,7 +209,7 @@ def _judged(value: Any, policy: NonFinite, at: tuple[Any, ...]) -> Any:
 
 
 def _literal(array: Array, policy: NonFinite, at: tuple[Any, ...]) -> Any:
-    """*array*, not all of whose numbers are finite, as *policy* wants it. Raises `CodecError` where it refuses one."""
+    """Write *array*, which has numbers that are not finite, as *policy* says. Raises `CodecError` if it refuses one."""
     if policy is NonFinite.LITERAL:
         datatype = DATATYPES[_BY_DTYPE[array.dtype.newbyteorder("=")]]
         wire = np.atleast_1d(np.ascontiguousarray(array, datatype.wire))
@@ -333,7 +333,8 @@ def _strings(label: str, given: Any, missing: str | None) -> Value:
             try:
                 said = said.encode()
             except UnicodeEncodeError:
-                raise CodecError(f"{label}: element {index} has a half of a character, which UTF-8 has not") from None
+                words = "contains half of a surrogate pair, which UTF-8 cannot encode"
+                raise CodecError(f"{label}: element {index} {words}") from None
         if not isinstance(said, bytes):
             hint = "; lists of different lengths are no tensor" if isinstance(said, list | tuple | np.ndarray) else ""
             raise CodecError(f"{label}: expected str or bytes, got {_kind_of(said)} as element {index}{hint}")

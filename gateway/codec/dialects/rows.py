@@ -31,8 +31,8 @@ START_BYTES = 8
 """What it takes to remember where the elements of one request begin in a blob of BYTES."""
 
 Starts = npt.NDArray[np.int64] | int
-"""Where the elements of each request begin in a blob, and behind them where the last end; or how many bytes each
-request has of it, if all but the last have as many."""
+"""Where each request's elements begin in a blob, and after these where the last element ends. If all requests but the
+last have the same number of bytes, that number."""
 
 
 def rows_label(first: int, n_rows: int) -> str:
@@ -165,8 +165,8 @@ class RowOutputs:
     def add(self, first_row: int, n_rows: int, outputs: Sequence[Output]) -> Generator[None, None, None]:
         """Take the *outputs* of the answer to *n_rows* rows from number *first_row* on.
 
-        Yields after each answer whose values are put behind those before; meanwhile others may be added. Raises
-        `CodecError`, and takes nothing, if they have no row for each of these, or rows of another shape than others.
+        Yields after each answer that was appended; other answers may be added in between. Raises `CodecError`, and
+        takes nothing, if the outputs don't have that many rows, or if their rows have another shape than others.
         """
         label = rows_label(first_row, n_rows)
         values = {
@@ -220,8 +220,8 @@ class RowOutputs:
         inner = _known_sizes((described.shape or ())[1:], self._sizes)
         if not described.shape or inner is None:
             raise CodecError(
-                f"no rows, for which this backend is not asked, and {label_of('output', name)} has no shape then; "
-                f"expected a row, or the output's shape in {SETTING}"
+                f"the request has no rows, so this backend is not asked, and the shape of {label_of('output', name)} "
+                f"is not known; expected at least one row, or the output's shape in {SETTING}"
             )
         assert described.datatype is not None, "requests for outputs without one are refused"
         output = Output(name, described, described.datatype)
@@ -229,10 +229,11 @@ class RowOutputs:
         return output
 
     def _shape_of(self, output: Output, n_rows: int) -> tuple[int, ...]:
-        """The shape of *output*, of the answer to *n_rows* rows, with these as its first dimension.
+        """The shape of *output*, of the answer to *n_rows* rows, with the rows as its first dimension.
 
-        A value that has one dimension less than declared is the only row; one that has as many begins with the rows.
-        Without a declared shape it is the row if requests have one each. Raises `CodecError` if it is neither.
+        A value with one dimension less than declared is the only row. A value with all declared dimensions has the rows
+        in its first one. Without a declared shape a value is a row if each request has one, else a list of rows. Raises
+        `CodecError` for a value that is neither.
         """
         described, shape = self._described.get(output.name), output.shape
         if described is None:
@@ -253,9 +254,9 @@ class RowOutputs:
         raise _other_shape(output, shape, declared, self._sizes, n_rows)
 
     def _wholes(self, shape: tuple[int, ...], declared: Shape) -> list[tuple[int, ...]]:
-        """The shapes with as many dimensions as *declared* that a value of *shape* may have with that of the rows.
+        """The shapes that a value of *shape* may have with the rows as its first dimension, like *declared*.
 
-        Lists that are empty do not show the dimensions inside of them.
+        An empty list does not show the dimensions inside of it.
         """
         stacked, joined = (1, *shape), shape
         exact = [whole for whole in (stacked, joined) if len(whole) == len(declared)]

@@ -17,7 +17,7 @@ forgotten.
 import json
 import math
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from functools import partial
 from itertools import chain, count, islice
 from types import MappingProxyType
@@ -339,7 +339,7 @@ class Walk:
             self._note(lost, f"{node.path} {has}")
 
     def _check_items(self, node: Node, n_items: int) -> None:
-        """Raise `CodecError` if a list of *n_items* has other items than those on paths, so that values are lost."""
+        """Raise `CodecError` if a list of *n_items* has items on no path, whose values would be lost."""
         if not self._has_paths and n_items != len(node.inside):
             where = f"row {self._levels[-1].n_rows}: " if self._levels else ""
             raise CodecError(
@@ -409,8 +409,8 @@ class Walk:
     def _short_rows(self, row: Node, window: bytes) -> Columns:
         """The texts of the outputs in the rows of a *window*, which is an array of them.
 
-        Raises `CodecError` for rows that are not all alike: which one it is, and what it has, is told where it is read
-        alone.
+        Raises `CodecError` for rows that are not all alike. They are read again one by one, which finds out what is
+        wrong with which.
         """
         n_rows, columns = self._texts(row, window)
         joined = {name: b",".join(texts) for name, texts in columns.items()}
@@ -443,7 +443,7 @@ class Walk:
         return len(items), columns
 
     def _check_alike(self, row: Node, items: list[Any]) -> None:
-        """Raise `CodecError` for *items*, short rows, that have to be read one by one."""
+        """Raise `CodecError` if *items*, short rows, have to be read one by one."""
         if not items:
             raise CodecError("no short row")
         if self._has_paths:
@@ -496,7 +496,7 @@ class Walk:
     # The order of rows
 
     def _put_in_order(self, order: Output) -> Reading[None]:
-        """Put the outputs in whose rows *order* stands into the order that it says. Raises `CodecError`."""
+        """Put the rows beside *order*, which has their numbers, into the order of the request. Raises `CodecError`."""
         label = f"`order` (at {self.form.order})"
         n_rows = math.prod(order.shape)
         if self._first_sizes and n_rows not in self._first_sizes:
@@ -506,16 +506,11 @@ class Walk:
         if not (yield from stepwise(is_permutation(indexes))):
             shown_ = ", ".join(map(str, indexes[:MAX_NAMED].tolist()))
             raise CodecError(f"{label}: expected each of the rows 0 to {n_rows - 1} once, got {shown_}")
-        rows = next((node for node in self._rows_with_order(self.form.tree)), None)
-        for name in rows.outputs if rows is not None else ():
-            if name in self.found:
-                yield from self.found[name].put_in_order(indexes)
-
-    def _rows_with_order(self, node: Node) -> Iterator[Node]:
-        """The node of the list of rows in which `ORDER` stands."""
-        for step, inner in node.inside.items():
-            if ORDER in inner.outputs:
-                yield from [inner] if step is None else self._rows_with_order(inner)
+        paths = self.form.tree.outputs
+        row = paths[ORDER].partition("[*]")[0] + "[*]"
+        for name, output in self.found.items():
+            if paths[name].startswith(row):
+                yield from output.put_in_order(indexes)
 
 
 def is_same_value(one: Any, other: Any) -> bool:
@@ -526,13 +521,13 @@ def is_same_value(one: Any, other: Any) -> bool:
 
 
 def _has_null(output: Output, value: bytes | Value) -> bool:
-    """Whether a value of *output* in a row is null, or a number in it is."""
+    """Whether *value*, that of *output* in a row, is null, or has a number that is."""
     if isinstance(value, Value):
         return value.nonfinite > 0
     return value == b"null" if output.datatype.kind is BYTES else b"null" in value
 
 
 def _skip(text: Text, label: str) -> Reading[None]:
-    """Skip a value, of which a long one is proved to be JSON; *label* is for errors."""
+    """Skip a value. A long one is proved to be JSON meanwhile; *label* is for errors."""
     if not isinstance(text, bytes):
         yield from text.pour(TextSink(label, None))

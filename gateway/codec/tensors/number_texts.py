@@ -1,7 +1,9 @@
-"""Texts of numbers in JSON, `["1.5","2"]`, made numbers by putting blanks in place of their quotes.
+"""Turns texts of numbers into numbers, by writing blanks over their quotes.
 
-Only quotes that can be those of a number are taken away, judging by the bytes beside them. That the numbers are valid,
-and that none lies in a text together with another, is for the reader to prove: see `number_reading`.
+    ["1.5","2"]     ->     [ 1.5 , 2 ]
+
+Only quotes that can be those of a number are overwritten, judging by the bytes beside them. The reader has to prove
+that the numbers are valid, and that no text holds two of them: see `number_reading`.
 """
 
 import numpy as np
@@ -18,7 +20,7 @@ _BLANK, _COMMA, _MINUS, _NINE, _OPENING, _CLOSING = b" ,-9[]"
 def unquoted(buffer: bytearray, window: int) -> tuple[bytearray, int, Quotes]:
     """A copy of buffer[:window] without the quotes of numbers; where the first other text begins; where quotes were.
 
-    Without another text, that is *window*. A text that goes on behind the window stays as it is.
+    Without another text the second is *window*. A text that continues after the window keeps its quotes.
     """
     text = buffer[:window]
     codes = np.frombuffer(text, np.uint8)
@@ -30,13 +32,13 @@ def unquoted(buffer: bytearray, window: int) -> tuple[bytearray, int, Quotes]:
     if not n_quotes:
         return text, window, quotes
     opening, closing = quotes[::2], quotes[1::2]
-    before, behind = codes[opening - 1], codes[closing + 1]
-    if not opening[0]:  # a piece begins behind a comma
+    before, after = codes[opening - 1], codes[closing + 1]
+    if not opening[0]:  # a piece begins after a comma
         before[0] = _COMMA
     first, last = codes[opening + 1], codes[closing - 1]
     is_number = (first - _MINUS <= _NINE - _MINUS) & (last - _MINUS <= _NINE - _MINUS)  # below zero they wrap around
     is_number &= (before == _COMMA) | (before == _OPENING) | (before == _BLANK)
-    is_number &= (behind == _COMMA) | (behind == _CLOSING) | (behind == _BLANK)
+    is_number &= (after == _COMMA) | (after == _CLOSING) | (after == _BLANK)
     limit = window
     if np.count_nonzero(is_number) < len(is_number):
         n_texts = int(is_number.argmin())

@@ -1,9 +1,9 @@
-"""Tensors of numbers from JSON in base64, a piece at a time: each text is the last dimension, see `packed_printing`.
+"""Reads tensors of numbers in base64, a piece at a time: each text is the last dimension, see `packed_printing`.
 
     ["AACAPwAAAEA=", "AABAQAAAgEA="]     as FP32     shape [2, 2]
 
-A text is decoded while it arrives, so memory holds the tensor and one piece of text. Bytes of the wire come out of it,
-so nothing has to be converted.
+A text is decoded while it arrives, so memory holds the tensor and one piece of text. The decoded bytes are those of the
+wire: nothing has to be converted.
 """
 
 import binascii
@@ -46,7 +46,7 @@ class PackedNumberSink(TensorSink):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """See `TensorSink`. Of a list without texts nobody knows how many elements each would have."""
+        """See `TensorSink`. A list without texts does not show the last dimension."""
         lists = super().shape
         return lists if 0 in lists else (*lists, self._text_bytes // self._datatype.item_bytes)
 
@@ -55,7 +55,7 @@ class PackedNumberSink(TensorSink):
         return [memoryview(blob) for blob in (*self._full_blobs, self._blob) if blob] or [memoryview(b"")]
 
     def _judge(self, text: bytes, opened: bytes | bytearray) -> None:
-        """See `Prover`: decode the texts in a piece; a long one was decoded, an empty text stands in its place."""
+        """See `Prover`: decode the texts in a piece. An empty one stands in place of a long one, decoded before."""
         layout = self._layout
         text = layout.listed(text)
         try:
@@ -72,11 +72,11 @@ class PackedNumberSink(TensorSink):
         self._end_piece(lengths, len(items), opened)
 
     def _load(self, text: bytes, error: ValueError) -> Any:
-        """What orjson refuses with *error*: NaN and the infinities are JSON to many servers."""
+        """Parse *text*, which orjson has refused with *error*: many servers write NaN and the infinities."""
         try:
             return json.loads(text)
         except ValueError:
-            raise CodecError(f"element {self._layout.count}, or one behind it, is not JSON: {error}") from None
+            raise CodecError(f"element {self._layout.count}, or one after it, is not JSON: {error}") from None
 
     def _base64_of(self, item: Any, index: int) -> bytes:
         """The text *item* without line breaks. Raises `CodecError` for something else."""
@@ -85,7 +85,7 @@ class PackedNumberSink(TensorSink):
         return item.encode(errors="replace").translate(None, _BREAKS)
 
     def _take_alike(self, items: list[Any]) -> bool:
-        """Store the texts *items* at once; False if one differs from the first, as many as are sound do not."""
+        """Store the texts *items* at once; False if they are not of one length, so that each is looked at."""
         octets = decoded_together(items) if len(items) > 1 else None
         if octets is None:
             return False
@@ -121,7 +121,7 @@ class PackedNumberSink(TensorSink):
             self._take_text(self._long_bytes, index)
 
     def _take_text(self, n_bytes: int, index: int) -> None:
-        """The text at *index* has *n_bytes*, decoded. Raises `CodecError` unless these are as many as in the others."""
+        """Note that the text at *index* has *n_bytes*, decoded. Raises `CodecError` if others have another number."""
         item_bytes, name = self._datatype.item_bytes, self._datatype.name
         if n_bytes % item_bytes:
             words = f"expected whole elements of {name}, {item_bytes} bytes each, in base64"
@@ -142,10 +142,9 @@ class PackedNumberSink(TensorSink):
 
 
 def decoded_together(items: list[Any]) -> bytes | None:
-    """What the texts *items* are in base64, one behind the other; None unless they are sound and of one length.
+    """Decode the texts *items*, which are base64, one after the other. None unless all are valid and of one length.
 
-    They are decoded as one text, in which zeros stand in place of the padding of each: 20 times faster than one by one
-    where they are short.
+    They are decoded as one text, with zeros in place of each padding: for short texts 20 times faster than one by one.
 
         "AACAPw==", "AAAAQA=="     ->     AACAPwAAAAAAQAAA     ->     00 00 80 3f (00 00) 00 00 00 40 (00 00)
     """

@@ -159,8 +159,8 @@ def test_all_that_json_has_is_written(value: object, text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (np.array([1j]), "an array of complex128, which JSON has not"),
-        (np.zeros(1, [("a", "i4")]), "which JSON has not"),
+        (np.array([1j]), "an array of complex128, which JSON doesn't have"),
+        (np.zeros(1, [("a", "i4")]), "which JSON doesn't have"),
         (np.ma.masked_array([1, 2], [False, True]), "a masked array"),
         (np.array([b"\xff"]), "octets that are not UTF-8"),
         (np.array([object()]), "a object"),
@@ -381,7 +381,7 @@ def test_many_texts_become_bytes() -> None:
             "expected str or bytes, got a list as element 0; lists of different lengths are no tensor",
         ),
         (["a", None], "expected str or bytes, got None as element 1"),
-        (["\ud800"], "element 0 has a half of a character"),
+        (["\ud800"], "element 0 contains half of a surrogate pair"),
         ({"a": 1}, "expected str or bytes, got a dict as element 0"),
     ],
 )

@@ -291,7 +291,7 @@ def test_without_rows_outputs_are_empty_and_as_declared(declared: Shape, shape: 
 
 @pytest.mark.parametrize("declared", [None, (-1, -1), ("n", "k")])
 def test_without_rows_an_output_has_to_be_declared(declared: Shape | None) -> None:
-    with pytest.raises(CodecError, match=r"no rows, .* output 'y' has no shape then; expected .* `models`"):
+    with pytest.raises(CodecError, match=r"no rows, .* shape of output 'y' is not known; expected .* `models`"):
         outputs_for(declared).finish(["y"])
 
 
