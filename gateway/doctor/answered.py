@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gateway.doctor.filling import MISSING, JsonPlace, found_at, path_of
-from gateway.doctor.tensors import flat, likely_datatype, shape_of
+from gateway.doctor.tensors import flat, likely_datatype, n_columns, shape_of
 
 PYTHON_CAN = "the template language cannot say it: `dialect: python` can"
 
@@ -128,11 +128,11 @@ class Answers:
             self._leave(place, "it is empty in all tries")
         elif _has_objects(items):
             self._read(items, (*place, None))
-        elif (n_columns := _n_kinds(lists)) > 1:
-            for index in range(n_columns):
+        elif n_found := n_columns(lists):
+            for index in range(n_found):
                 self._take((*place, index))
-        elif all(isinstance(item, list) for item in items) and (n_columns := _n_kinds(items)) > 1:
-            for index in range(n_columns):
+        elif all(isinstance(item, list) for item in items) and (n_found := n_columns(items)):
+            for index in range(n_found):
                 self._take((*place, None, index))
         else:
             self._take(place)
@@ -198,17 +198,6 @@ def _why_no_tensor(values: list[Any], shapes: Sequence[tuple[int, ...]]) -> str:
 def _has_objects(items: list[Any]) -> bool:
     """Whether there are objects in *items*, or in lists in them."""
     return any(isinstance(item, dict) or (isinstance(item, list) and _has_objects(item)) for item in items)
-
-
-def _n_kinds(lists: list[Any]) -> int:
-    """How many values each of *lists* has, if they are of several kinds, the same in each list; else 0."""
-    if not lists[0] or any(len(each) != len(lists[0]) for each in lists):
-        return 0
-    if any(isinstance(value, (list, dict)) for each in lists for value in each):
-        return 0
-    kinds = [likely_datatype([each[index] for each in lists]) for index in range(len(lists[0]))]
-    is_mixed = len(set(kinds)) > 1 and not set(kinds) <= {"INT64", "FP64", "UINT64"}
-    return len(kinds) if all(kinds) and is_mixed else 0
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -26,7 +26,7 @@ from gateway.doctor.member_names import (
     SHAPES,
     snake,
 )
-from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, shape_of, tensor_of
+from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, n_columns, shape_of, tensor_of
 
 _HEADER = "the names of the columns, after which the inputs are called"
 
@@ -107,8 +107,9 @@ class Candidates:
         if rows_at is None and kinds == {list}:
             if set(map(type, chain.from_iterable(there))) == {dict}:
                 return self._records(cells, place)
-            if is_input and (n_columns := _n_columns(there, is_named=bool(columns))):
-                return self._table(cells, place, n_columns, columns)
+            rows = list(chain.from_iterable(there))
+            if is_input and (n_found := n_columns(rows, splits_numbers=bool(columns))):
+                return self._table(cells, place, n_found, columns)
         if kinds == {list} and is_input and _is_tuple(there):
             return self._tuple(cells, place, rows_at)
         if is_input and (name := self._input(cells, place, rows_at)):
@@ -160,9 +161,9 @@ class Candidates:
         del self.constants[before[1] :], self.differing[before[2] :]
         return self._constant(cells, place, None)
 
-    def _table(self, cells: list[list[Any]], place: JsonPlace, n_columns: int, columns: Sequence[str]) -> Any:
+    def _table(self, cells: list[list[Any]], place: JsonPlace, n_found: int, columns: Sequence[str]) -> Any:
         """What stands for lists of lists whose columns have several kinds of values."""
-        names = columns if len(columns) == n_columns else [f"c{index}" for index in range(n_columns)]
+        names = columns if len(columns) == n_found else [f"c{index}" for index in range(n_found)]
         item = []
         for index, name in enumerate(names):
             column = [[row[index] for row in cell[0]] if cell[0] is not MISSING else [] for cell in cells]
@@ -365,26 +366,10 @@ def _are_names(value: Any) -> bool:
     return "" not in value and len(set(value)) == len(value)
 
 
-def _has_table(members: dict[str, Any], n_columns: int) -> bool:
-    """Whether a member is a list of lists with *n_columns* values each."""
+def _has_table(members: dict[str, Any], n_names: int) -> bool:
+    """Whether a member is a list of lists with *n_names* values each."""
     lists = [item for item in members.values() if isinstance(item, list) and item]
-    return any(all(isinstance(row, list) and len(row) == n_columns for row in rows) for rows in lists)
-
-
-def _n_columns(tables: list[Any], *, is_named: bool) -> int:
-    """How many columns *tables* have, lists of lists with one kind of values in each column, and several in all.
-
-    Where the columns have names, integers beside numbers with a point are another kind. 0: that is not what they are.
-    """
-    rows = [row for table in tables for row in table]
-    if not rows or not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows) or not rows[0]:
-        return 0
-    kinds = [likely_datatype([row[index] for row in rows]) for index in range(len(rows[0]))]
-    if not all(kinds):
-        return 0
-    if set(kinds) <= {"INT64", "FP64", "UINT64"} and not is_named:
-        return 0
-    return len(kinds) if len(set(kinds)) > 1 else 0
+    return any(all(isinstance(row, list) and len(row) == n_names for row in rows) for rows in lists)
 
 
 def _why_no_tensor(value: Any) -> str:

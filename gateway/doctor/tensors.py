@@ -163,6 +163,18 @@ def likely_datatype(values: Sequence[Any]) -> str:
     return "FP64"
 
 
+def n_columns(rows: Sequence[Any], *, splits_numbers: bool = False) -> int:
+    """How many columns the lists *rows* have, if each column has values of one kind and the columns differ; else 0.
+
+    Integers and numbers with a point are one kind, unless *splits_numbers*. Raises as `likely_datatype`.
+    """
+    if not rows or not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
+        return 0
+    kinds = [likely_datatype([row[index] for row in rows]) for index in range(len(rows[0]))]
+    is_of_numbers = set(kinds) <= {"INT64", "FP64", "UINT64"}
+    return len(kinds) if all(kinds) and len(set(kinds)) > 1 and (splits_numbers or not is_of_numbers) else 0
+
+
 def blob_of(datatype: str, values: Sequence[Any]) -> bytes:
     """*values* as bytes on the wire. Raises `UnreadableError` if *datatype* cannot hold them."""
     if datatype not in DATATYPES:
