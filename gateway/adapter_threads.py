@@ -22,7 +22,7 @@ FEW_THREADS = 2
 """How many run at once in any case. Python does one thing at a time, so more that work make nobody faster: the event
 loop has to wait for a turn of each. With 64 that worked, other requests took 400 ms; with 2 they take 17."""
 
-LOOK_S = 0.005
+WORK_LOOK_S = 0.005
 """How often is looked how much the threads work, while more than `FEW_THREADS` run or calls wait."""
 
 LAZY, BUSY = 0.2, 0.6
@@ -189,17 +189,17 @@ class AdapterThreads:
             turn.set_result(None)
 
     def _look_on(self) -> None:
-        """Look every `LOOK_S`, unless that goes on already, or few run and none waits."""
+        """Look every `WORK_LOOK_S`, unless that goes on already, or few run and none waits."""
         if self._looked_at_s is None and (self._waiting or self._n_running > FEW_THREADS):
             self._looked_at_s = time.monotonic()
             self._worked_s = self._all_worked_s()
-            asyncio.get_running_loop().call_later(LOOK_S, self._look)
+            asyncio.get_running_loop().call_later(WORK_LOOK_S, self._look)
 
     def _look(self) -> None:
         """Allow more threads if those that run mostly wait, and fewer if they work."""
         assert self._looked_at_s is not None
         worked_s = self._all_worked_s()
-        share = (worked_s - self._worked_s) / max(time.monotonic() - self._looked_at_s, LOOK_S / 2)
+        share = (worked_s - self._worked_s) / max(time.monotonic() - self._looked_at_s, WORK_LOOK_S / 2)
         self._share += (share - self._share) / 2  # one look may come when the threads had no turn
         self._looked_at_s = None
         if not self._waiting and self._n_running <= FEW_THREADS:

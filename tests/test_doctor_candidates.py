@@ -11,7 +11,7 @@ import yaml
 from gateway import config
 from gateway.doctor.answered import Answers
 from gateway.doctor.candidates import Candidates
-from gateway.doctor.filling import filled_in, found_at, is_close, path_of
+from gateway.doctor.filling import filled_in, found_at, is_close, json_path_of
 from gateway.doctor.offers import made_of
 from gateway.doctor.tensors import Tensor, likely_datatype, shape_of, tensor_of
 from gateway.doctor.variation import as_floats, changed, grown, row_at, stacked, widened, with_rows
@@ -19,7 +19,7 @@ from gateway.doctor.variation import as_floats, changed, grown, row_at, stacked,
 
 def constants_of(found: Candidates) -> dict[str, str]:
     """The constants that could be inputs or have a reason, by path."""
-    return {path_of(each.place): each.why for each in found.constants}
+    return {json_path_of(each.place): each.why for each in found.constants}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def constants_of(found: Candidates) -> dict[str, str]:
 def test_inputs_are_found_in_one_sample(document: Any, body: Any, places: dict[str, str]) -> None:
     found = Candidates([document], "only")
     assert found.body == body
-    assert {name: path_of(place) for name, place in found.places.items()} == places
+    assert {name: json_path_of(place) for name, place in found.places.items()} == places
     assert filled_in(found.body, found.inputs) == document
 
 
@@ -128,7 +128,7 @@ def test_constants_say_why_they_are_none_and_which_of_them_could_be_inputs() -> 
         "$.mixed": "it has null in it",
         "$.empty": "it is empty",
     }
-    assert [path_of(each.place) for each in found.constants if each.is_candidate] == ["$.user"]
+    assert [json_path_of(each.place) for each in found.constants if each.is_candidate] == ["$.user"]
 
 
 def test_a_text_that_is_made_an_input_for_its_name_is_said() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.doctor.filling import MISSING, JsonPlace, found_at, path_of
+from gateway.doctor.filling import MISSING, JsonPlace, found_at, json_path_of
 from gateway.doctor.tensors import flat, likely_datatype, n_columns, shape_of
 
 PYTHON_CAN = "the template language cannot say it: `dialect: python` can"
@@ -48,7 +48,7 @@ class Found:
     @property
     def path(self) -> str:
         """As in `answer`."""
-        return path_of(self.place)
+        return json_path_of(self.place)
 
     @property
     def is_text_of_numbers(self) -> bool:
@@ -165,7 +165,7 @@ class Answers:
         return f"{name}_{len(self.found)}" if name in self.found else name
 
     def _leave(self, place: JsonPlace, why: str) -> None:
-        self.left.append(Left(path_of(place), why))
+        self.left.append(Left(json_path_of(place), why))
 
 
 def _are_data(names: list[str], objects: list[dict[str, Any]]) -> bool:

@@ -41,7 +41,7 @@ MAX_ANSWER_BYTES = 64 * 1024**2
 TOO_MANY = 429
 """The status of a server that limits how many requests it gets."""
 
-MAX_WAIT_S = 5.0
+MAX_RETRY_AFTER_S = 5.0
 """For so long doctor waits for a server that limits requests, if it says when to come again."""
 
 REASONS = {
@@ -132,7 +132,7 @@ class Asker(questions.Asker):
             fields = [("Content-Type", "application/octet-stream"), (HEADER_LENGTH, str(header_length))]
         fields.append(("Content-Length", str(len(body))))
         answer = await self.ask("POST", path, body, fields, self.within_s and TRIAL_S)
-        if answer.status == TOO_MANY and (wait_s := _retry_after_s(answer)) <= MAX_WAIT_S:
+        if answer.status == TOO_MANY and (wait_s := _retry_after_s(answer)) <= MAX_RETRY_AFTER_S:
             await asyncio.sleep(wait_s)
             answer = await self.ask("POST", path, body, fields, self.within_s and TRIAL_S)
         return answer

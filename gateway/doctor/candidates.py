@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.doctor.filling import MISSING, JsonPlace, escaped, names_in, path_of
+from gateway.doctor.filling import MISSING, JsonPlace, escaped, json_path_of, names_in
 from gateway.doctor.member_names import (
     CHOICES,
     CLIENTS,
@@ -223,7 +223,7 @@ class Candidates:
         if rows_at is not None:
             self.rows_at[name] = rows_at
         elif isinstance(value, str) and self._has_lists and not self._differ:
-            path = path_of(self.places[name])
+            path = json_path_of(self.places[name])
             self.obvious[name] = f"{path} is a text, and its name says that it is the client's"
 
     def _name(self, name: str, place: JsonPlace) -> str:
@@ -244,7 +244,7 @@ class Candidates:
             return None
         first, why = values[0], ""
         if any(value != first for value in values):
-            self.differing.append(path_of(place))
+            self.differing.append(json_path_of(place))
             why = "it differs, and forms no tensor"
         elif self._differ:
             why = f"the same in all {len(self.documents)} samples"

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.doctor.answered import Answers, Found, Left
 from gateway.doctor.filling import is_close
-from gateway.doctor.member_names import CLASSES, ROW_NUMBERS, STATES, TIME_ENDS, TIMES, snake
+from gateway.doctor.member_names import CLASS_MEMBERS, ROW_NUMBERS, STATES, TIME_ENDS, TIMES, snake
 from gateway.doctor.trials import AGAIN, ALL, FIRST, GROUP, LAST, TURNED, Trials, is_count
 
 
@@ -85,7 +85,7 @@ def _why_left_out(found: Found, trials: Trials, *, is_unstable: bool) -> str:
     if (name in TIMES or name.endswith(TIME_ENDS)) and not _is_result(found, name, trials, is_unstable=is_unstable):
         how = "it differs for the same request" if is_unstable else "its name says that it is the request's own"
         return f"{how}, as times and ids do"
-    if _is_constant(found) and (name in CLASSES or name in STATES):
+    if _is_constant(found) and (name in CLASS_MEMBERS or name in STATES):
         return "it is the same in all tries, and its name says that it is no result"
     return ""
 

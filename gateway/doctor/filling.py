@@ -18,7 +18,7 @@ MISSING: Any = object()
 """Stands for a value that a document does not have."""
 
 
-def path_of(place: JsonPlace) -> str:
+def json_path_of(place: JsonPlace) -> str:
     """*place* as it stands in `answer`, such as `$.rows[*].score`."""
     return "$" + "".join(map(_step, place))
 

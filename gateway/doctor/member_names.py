@@ -78,7 +78,7 @@ SUCCEEDED = _names("ok success is_ok is_success succeeded")
 FAILED = ("failed", "failure", "error", "FAILED", "FAILURE", "ERROR")
 """What a status says then."""
 
-ERRORS = _names("error errors error_message error_msg exception fault detail details message msg reason")
+ERROR_MEMBERS = _names("error errors error_message error_msg exception fault detail details message msg reason")
 """Members that only answers to requests that failed have."""
 
 ROW_NUMBERS = _names("index idx i row row_number row_id position number no rank order corpus_id document_index")
@@ -98,7 +98,7 @@ COUNTS = _names("usage timings statistics stats billing meta")
 MEASURES = _names("statistics stats meta")
 """Those of `COUNTS` whose numbers with a point may as well be a result."""
 
-CLASSES = _names("""
+CLASS_MEMBERS = _names("""
     object model model_id model_name model_version model_spec version type name kind dtype datatype shape size dim dims
     dimensions message finish_reason classes columns fields feature_names names count total units api_version
 """)

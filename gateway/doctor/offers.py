@@ -15,7 +15,7 @@ from gateway.doctor.report import ProblemError
 MAX_OFFERS = 20
 """How many paths are listed at most."""
 
-MAX_DEPTH = 12
+MAX_SCHEMA_DEPTH = 12
 """How deep a schema is followed: it may refer to itself."""
 
 MAX_ITEMS = 4096
@@ -125,7 +125,7 @@ def _example(holder: Any) -> Any:
 
 def _resolved(schema: Any, document: dict[str, Any]) -> Any:
     """*schema*, or what its `$ref` leads to; an empty one if that is not in *document*."""
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_SCHEMA_DEPTH):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             return schema
         found: Any = document
@@ -142,7 +142,7 @@ def made_of(schema: Any, document: dict[str, Any], depth: int = 0) -> Any:
     {'x': [0.5]}
     """
     schema = _resolved(schema, document)
-    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+    if not isinstance(schema, dict) or depth > MAX_SCHEMA_DEPTH:
         return MISSING
     enum = schema.get("enum")
     values = [_example(schema), schema.get("default"), schema.get("const"), *(enum if isinstance(enum, list) else ())]

@@ -14,14 +14,14 @@ from gateway.doctor.answered import PYTHON_CAN, Answers, Found
 from gateway.doctor.asking import Asker
 from gateway.doctor.candidates import Candidates, Constant
 from gateway.doctor.choosing import Choice, choose
-from gateway.doctor.filling import JsonPlace, escaped, filled_in, path_of
+from gateway.doctor.filling import JsonPlace, escaped, filled_in, json_path_of
 from gateway.doctor.model import Straight, Tried, answer_to
 from gateway.doctor.report import ProblemError, Report, as_yaml
 from gateway.doctor.tensors import Tensor, UnreadableError, flat, likely_datatype, shape_of, tensor_of
 from gateway.doctor.trials import ALL, ONE, SINGLE, TrialRequest, Trials, says_failed
 from gateway.doctor.variation import stacked
 
-MAX_SHOWN = 300
+MAX_ANSWER_SHOWN = 300
 """How many characters of the answer to a sample are shown."""
 
 MAX_VALUE = 60
@@ -43,7 +43,7 @@ async def try_sample(asker: Asker, path: str, documents: Sequence[Any], model: s
         if not answer.is_good:
             raise ProblemError(f"{which} was refused: {answer.words}{_hint_at(answer)}")
         text = answer.body.decode(errors="replace")
-        shown = f"{text[:MAX_SHOWN]}{'...' if len(text) > MAX_SHOWN else ''}"
+        shown = f"{text[:MAX_ANSWER_SHOWN]}{'...' if len(text) > MAX_ANSWER_SHOWN else ''}"
         report.ok(f"POST {path} with {which}: {shown}")
         if answer.json is None and answer.body.strip() != b"null":
             kind = answer.headers.get("content-type", "of no content type")
@@ -88,7 +88,7 @@ def _candidates(documents: Sequence[Any]) -> Candidates:
             f"which this is the same; {PYTHON_CAN}"
         )
     if not found.places:
-        reasons = [f"{path_of(each.place)}: {each.why}" for each in found.constants if each.why]
+        reasons = [f"{json_path_of(each.place)}: {each.why}" for each in found.constants if each.why]
         why = f" ({'; '.join(reasons)}; {PYTHON_CAN})" if reasons else ""
         raise ProblemError(f"the sample has no value that could be an input{why}")
     return found
@@ -244,13 +244,13 @@ class _Writing:
     def _tell_constants(self) -> None:
         for place, names in self._trials.candidates.keyed.items():
             words = (
-                f"the members of {path_of(place)} are called {_value(names)} in every request. If clients decide these "
-                f"names, {PYTHON_CAN}"
+                f"the members of {json_path_of(place)} are called {_value(names)} in every request. If clients decide "
+                f"these names, {PYTHON_CAN}"
             )
             self._report.question(words)
             self._remarks.append(f"QUESTION: {words}")
         for constant in self._trials.candidates.constants:
-            where = path_of(constant.place)
+            where = json_path_of(constant.place)
             if constant.why or not constant.is_candidate:
                 why = f" ({constant.why})" if constant.why else ""
                 self._note(f"{_shown(constant)} is the same in every request{why}")
@@ -457,4 +457,4 @@ def _value(value: Any) -> str:
 
 
 def _shown(constant: Constant) -> str:
-    return f"{path_of(constant.place)}: {_value(constant.value)}"
+    return f"{json_path_of(constant.place)}: {_value(constant.value)}"

@@ -14,11 +14,11 @@ from gateway.codec.v2.error_bodies import WORD_MEMBERS
 from gateway.doctor.answered import Answers, Found
 from gateway.doctor.asking import TOO_MANY, Asker
 from gateway.doctor.candidates import Candidates
-from gateway.doctor.filling import MISSING, JsonPlace, filled_in, is_close, members_of, path_of
+from gateway.doctor.filling import MISSING, JsonPlace, filled_in, is_close, json_path_of, members_of
 from gateway.doctor.member_names import (
-    CLASSES,
+    CLASS_MEMBERS,
     COUNTS,
-    ERRORS,
+    ERROR_MEMBERS,
     FAILED,
     MEASURES,
     STATES,
@@ -29,7 +29,7 @@ from gateway.doctor.member_names import (
 )
 from gateway.doctor.report import ProblemError
 from gateway.doctor.tensors import Tensor, UnreadableError
-from gateway.doctor.variation import as_floats, changed, grown, has_same_rows, joined, row_at, widened, with_rows
+from gateway.doctor.variation import as_floats, changed, grown, has_same_rows, row_at, stacked_rows, widened, with_rows
 
 MAX_VARIED = 12
 """How many inputs are varied at most; others are named."""
@@ -151,14 +151,14 @@ class Trials:
             return ""
         good, other = members_of(self.done[0].answer), members_of(answer)
         lost = {at for at, value in good.items() if not _is_empty(value) and _is_empty(other.get(at))}
-        for at in sorted(_states_in(good) & other.keys(), key=path_of):
+        for at in sorted(_states_in(good) & other.keys(), key=json_path_of):
             was, value = good[at], other[at]
             if value != was and lost - {at}:
                 if was is not None:
-                    self.success[path_of(at)] = was
+                    self.success[json_path_of(at)] = was
                 self.reason = self.reason or _reason_in(good, other)
                 return f"`{at[-1]}` is {json.dumps(value)[:100]}, where it was {json.dumps(was)[:100]}"
-        added = sorted(_errors_in(other) - good.keys(), key=path_of)
+        added = sorted(_errors_in(other) - good.keys(), key=json_path_of)
         return f"`{added[0][-1]}` is {json.dumps(other[added[0]])[:100]}" if added and lost else ""
 
     async def _first_answered(self, what: str, requests: Iterable[Mapping[str, Tensor]]) -> TrialRequest:
@@ -406,7 +406,7 @@ class Trials:
         more = {name: [with_rows(trial.inputs[name], [0]) for trial in trials] for name in names}
         if not trials or any(each.shape[1:] != group[name].shape[1:] for name in names for each in more[name]):
             return None
-        return {**group, **{name: joined([group[name], *more[name]]) for name in names}}
+        return {**group, **{name: stacked_rows([group[name], *more[name]]) for name in names}}
 
     def _n_rows(self, trial: TrialRequest) -> int:
         return next((trial.inputs[name].shape[0] for name in self.of_rows if name in trial.inputs), 1)
@@ -436,7 +436,7 @@ class Trials:
 def is_beside(found: Found) -> bool:
     """Whether the name of *found* says that it counts, or that it is the time, the state or the form of an answer."""
     name = ["", *(snake(step) for step in found.place if isinstance(step, str))][-1]
-    return name in TIMES | CLASSES | STATES or is_count(found)
+    return name in TIMES | CLASS_MEMBERS | STATES or is_count(found)
 
 
 def is_count(found: Found, *, is_unstable: bool = False) -> bool:
@@ -454,7 +454,7 @@ def _states_in(members: Mapping[JsonPlace, Any]) -> set[JsonPlace]:
 
 def _errors_in(members: Mapping[JsonPlace, Any]) -> set[JsonPlace]:
     """The places of those *members* that say why a request failed."""
-    return {at for at, value in members.items() if snake(str(at[-1])) in ERRORS and not _is_empty(value)}
+    return {at for at, value in members.items() if snake(str(at[-1])) in ERROR_MEMBERS and not _is_empty(value)}
 
 
 def _reason_in(good: Mapping[JsonPlace, Any], other: Mapping[JsonPlace, Any]) -> str:
@@ -467,8 +467,8 @@ def _reason_in(good: Mapping[JsonPlace, Any], other: Mapping[JsonPlace, Any]) ->
         for at, value in other.items()
         if isinstance(value, str) and value and _is_empty(good.get(at)) and all(isinstance(step, str) for step in at)
     ]
-    named = [at for at in texts if snake(str(at[-1])) in ERRORS] or (texts if len(texts) == 1 else [])
-    path = path_of(min(named, key=path_of)) if named else ""
+    named = [at for at in texts if snake(str(at[-1])) in ERROR_MEMBERS] or (texts if len(texts) == 1 else [])
+    path = json_path_of(min(named, key=json_path_of)) if named else ""
     return "" if path in FOUND_ANYWAY else path
 
 

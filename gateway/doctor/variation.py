@@ -44,7 +44,7 @@ def has_same_rows(tensor: Tensor) -> bool:
     return all(row == rows[0] for row in rows)
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
+def stacked_rows(tensors: Sequence[Tensor]) -> Tensor:
     """One tensor with all rows of *tensors*, which are of the same shape but for their number."""
     return _with_values(tensors[0], np.concatenate([_array(tensor) for tensor in tensors]))
 

@@ -16,7 +16,7 @@ from gateway.backend.metadata import LIFE_S, is_undescribed
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.codec.dialects import DIALECTS
 from gateway.codec.dialects.answer import DialectAnswer
-from gateway.codec.dialects.body import Names, WrittenRequest
+from gateway.codec.dialects.body import ModelNames, WrittenRequest
 from gateway.codec.dialects.description import (
     ModelDescription,
     Template,
@@ -135,7 +135,7 @@ class Foreign:
         The model may lack an input or output, the server may change values, or the answer could not be labelled.
         """
         request = self._checked(described)
-        return self.dialect.write(request, described, Names(self.model, self.version))
+        return self.dialect.write(request, described, ModelNames(self.model, self.version))
 
     def _checked(self, described: ModelDescription) -> DialectRequest:
         """The request with the shapes of the model as it is *described*. Raises as `_written`."""
@@ -156,7 +156,7 @@ class Foreign:
         self._described = row_description(described)
 
         def write(part: DialectRequest, first_row: int) -> WrittenRequest:
-            return self.dialect.write(part, described, Names(self.model, self.version, first_row))
+            return self.dialect.write(part, described, ModelNames(self.model, self.version, first_row))
 
         def decoder(n_rows: int) -> DialectAnswer:
             return self._decoder({n_rows} if n_rows > 1 else ())

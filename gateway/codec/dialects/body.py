@@ -236,7 +236,7 @@ def in_rows(inputs: Sequence[Tensor]) -> Place:
 # From a template and a request to what is sent
 
 
-class Names(NamedTuple):
+class ModelNames(NamedTuple):
     """The model's names at the backend, and which of a request's rows are sent."""
 
     model: str = ""
@@ -245,7 +245,7 @@ class Names(NamedTuple):
     """The number, in the client's request, of the first row that is sent."""
 
 
-NO_NAMES = Names()
+NO_NAMES = ModelNames()
 
 
 class WrittenRequest(PiecedJson):
@@ -260,7 +260,7 @@ class WrittenRequest(PiecedJson):
         request: DialectRequest,
         strings: Callable[[Tensor], StringForm | None],
         datatypes: Mapping[str, Datatype],
-        names: Names,
+        names: ModelNames,
         body: Body | None = None,
     ) -> None:
         """*template* is JSON with a `Place` wherever something of *request* stands.

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from msgspec import structs
 
-from gateway.codec.dialects.body import NO_NAMES, Names, WrittenRequest
+from gateway.codec.dialects.body import NO_NAMES, ModelNames, WrittenRequest
 from gateway.codec.dialects.declared import declared_text, fits, missing_input
 from gateway.codec.dialects.description import OCTETS_SUFFIX, UNKNOWN, ModelDescription, listed
 from gateway.codec.dialects.paths import AnswerForm, reason_at
@@ -135,7 +135,9 @@ class Dialect:
             raise CodecError(f"{request.octets[name]}, and JSON has only text; set {key} if it reads base64")
         return StringForm.BASE64 if encoding == "base64" else StringForm.TEXT
 
-    def write(self, request: DialectRequest, description: ModelDescription, names: Names = NO_NAMES) -> WrittenRequest:
+    def write(
+        self, request: DialectRequest, description: ModelDescription, names: ModelNames = NO_NAMES
+    ) -> WrittenRequest:
         """The body of *request* to the model that the backend knows by *names*.
 
         Raises `CodecError` for what it cannot say.

@@ -75,7 +75,7 @@ _BY_NAME = Node("", code=OBJECT, has_names=True)
 _ROWS_BY_NAME = Node("", code=ARRAY, inside={None: _BY_NAME})
 
 
-class Level:
+class RowLevel:
     """The rows of a list that is being read: how many there were, and the values (short: texts) in this one."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Walk:
         self._words: Members = {}
         self._noted: dict[str, bytes] = {}  # the short values at noted paths
         self._lacking: dict[str, str] = {}  # why there is nothing at the path of an output
-        self._levels: list[Level] = []  # where rows are read: the list around them first
+        self._levels: list[RowLevel] = []  # where rows are read: the list around them first
 
     @property
     def held_bytes(self) -> int:
@@ -380,7 +380,7 @@ class Walk:
     def _rows(self, row: Node, text: ArrivingText) -> Reading[None]:
         """Read a list whose items are rows of all outputs whose paths go through *row*."""
         around = self._levels[-1] if self._levels else None
-        level = Level()
+        level = RowLevel()
         self._levels.append(level)
         for number, (name, path) in enumerate(row.outputs.items()):
             if number % STEP_OUTPUTS == 0:

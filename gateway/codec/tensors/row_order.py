@@ -9,10 +9,10 @@ from gateway.codec.json.pieces import PIECE_BYTES
 from gateway.codec.tensors.datatypes import BYTES, Datatype
 from gateway.codec.tensors.elements import starts_of
 
-STEP_ROWS = 1024
+ORDER_STEP_ROWS = 1024
 """How many rows of strings one step copies."""
 
-STEP_BYTES = 1024 * 1024
+ORDER_STEP_BYTES = 1024 * 1024
 """How many bytes of strings one step copies."""
 
 STEP_INDEXES = 64 * 1024
@@ -64,14 +64,14 @@ def _strings_in_order(
         yield
     made = memoryview(np.empty(len(blob), np.uint8).data)
     at = done = 0
-    for first in range(0, n_rows, STEP_ROWS):
-        rows = row_at[first : first + STEP_ROWS]
+    for first in range(0, n_rows, ORDER_STEP_ROWS):
+        rows = row_at[first : first + ORDER_STEP_ROWS]
         for start, end in zip(starts[rows].tolist(), starts[rows + 1].tolist(), strict=True):
-            for piece in range(start, end, STEP_BYTES):
-                size = min(end - piece, STEP_BYTES)
+            for piece in range(start, end, ORDER_STEP_BYTES):
+                size = min(end - piece, ORDER_STEP_BYTES)
                 made[at : at + size] = blob[piece : piece + size]
                 at += size
-                if at - done >= STEP_BYTES:
+                if at - done >= ORDER_STEP_BYTES:
                     done = at
                     yield
         yield

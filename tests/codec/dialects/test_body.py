@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.dialects import DIALECTS
-from gateway.codec.dialects.body import MAX_DEPTH, NO_NAMES, Body, Names, WrittenRequest
+from gateway.codec.dialects.body import MAX_DEPTH, NO_NAMES, Body, ModelNames, WrittenRequest
 from gateway.codec.dialects.declared import TensorDescription
 from gateway.codec.dialects.description import ModelDescription, Template
 from gateway.codec.dialects.paths import AnswerForm, Node
@@ -307,7 +307,7 @@ def described_body(text: str, shapes: Mapping[str, Any], *, is_row: bool = False
     return Body(yaml.safe_load(text), known, is_row=is_row)
 
 
-def made_of(body: Body, *inputs: Mapping[str, Any], names: Names = NO_NAMES, **top: Any) -> Any:
+def made_of(body: Body, *inputs: Mapping[str, Any], names: ModelNames = NO_NAMES, **top: Any) -> Any:
     assert not body.faults, body.faults
     request = run(parsing(json.dumps({"inputs": inputs, **top}).encode()))
     description = ModelDescription(template=Template("/", body, AnswerForm(Node("$"))))
@@ -317,13 +317,13 @@ def made_of(body: Body, *inputs: Mapping[str, Any], names: Names = NO_NAMES, **t
 def test_a_row_has_its_number() -> None:
     body = described_body("{$each: {i: $row, n: $n}}", {})
     assert made_of(body, N) == [{"i": 0, "n": N["data"][0]}, {"i": 1, "n": N["data"][1]}]
-    assert made_of(body, N, names=Names(first_row=6))[1]["i"] == 7
+    assert made_of(body, N, names=ModelNames(first_row=6))[1]["i"] == 7
     many = {**N, "shape": [5000], "data": [7] * 5000}
     assert [row["i"] for row in made_of(body, many)] == list(range(5000))
     long = {"name": "s", "shape": [2], "datatype": "BYTES", "data": ["a" * 300_000, "b"]}
     assert [row[0] for row in made_of(described_body("{$each: [$row, $s]}", {}), long)] == [0, 1]
     of_row = described_body("{i: $row, c: $c}", {}, is_row=True)
-    assert made_of(of_row, C, names=Names(first_row=3)) == {"i": 3, "c": 0.5}
+    assert made_of(of_row, C, names=ModelNames(first_row=3)) == {"i": 3, "c": 0.5}
     assert list(described_body("{i: $row, c: $c}", {}).faults) == [".i"]
 
 
@@ -334,8 +334,8 @@ def test_a_scalar_is_the_same_in_each_row() -> None:
 
 def test_the_model_is_called_as_at_the_backend() -> None:
     body = described_body("{m: $model, v: $version, c: $c}", {})
-    assert made_of(body, C, names=Names('a"b', "7")) == {"m": 'a"b', "v": "7", "c": 0.5}
-    assert made_of(body, C, names=Names("m")) == {"m": "m", "v": None, "c": 0.5}
+    assert made_of(body, C, names=ModelNames('a"b', "7")) == {"m": 'a"b', "v": "7", "c": 0.5}
+    assert made_of(body, C, names=ModelNames("m")) == {"m": "m", "v": None, "c": 0.5}
     assert body.uses_version
 
 

@@ -7,7 +7,7 @@ import pytest
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from gateway.codec.tensors.datatypes import DATATYPES
-from gateway.codec.tensors.row_order import STEP_INDEXES, STEP_ROWS, is_permutation, rows_in_order
+from gateway.codec.tensors.row_order import STEP_INDEXES, ORDER_STEP_ROWS, is_permutation, rows_in_order
 from tests.steps import run
 
 
@@ -57,5 +57,5 @@ def test_strings_are_put_in_order_in_small_steps_and_little_memory() -> None:
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert n_steps >= n_rows / STEP_ROWS
+    assert n_steps >= n_rows / ORDER_STEP_ROWS
     assert peak_bytes < len(blob) + 2 * 8 * n_rows + 1024 * 1024  # the new blob, and two numbers for each row
