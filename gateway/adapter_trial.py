@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from gateway.adapter_modules import AdapterFailedError, AdapterModule
 from gateway.codec.dialects.arrays import adapter_call, at_once, datatype_of, parsed_json, wire_value
 from gateway.codec.dialects.declared import TensorDescription
 from gateway.codec.dialects.description import UNKNOWN
@@ -23,6 +22,7 @@ from gateway.codec.inference import NonFinite, TensorPolicy, shape_text
 from gateway.codec.v2.error_bodies import shortened
 from gateway.codec.v2.request_reading import read_request
 from gateway.errors import CodecError, ConfigError
+from gateway.serving.adapter_modules import AdapterFailedError, AdapterModule
 
 PRINTED_CHARACTERS = 2000
 """How much of a body is printed; of the values of an output a tenth of it."""

@@ -15,7 +15,6 @@ from contextlib import suppress
 from itertools import zip_longest
 
 from gateway import certificates
-from gateway.adapter_modules import AdapterModule, adapter_problems, import_adapters, load_adapters
 from gateway.backend.tasks import Tasks
 from gateway.backend.upstream import Upstream
 from gateway.certificates import TlsContext
@@ -26,6 +25,7 @@ from gateway.config.tokens import token_problems
 from gateway.errors import ConfigError, ErrorKind
 from gateway.exchange import Exchange
 from gateway.plan import Plan
+from gateway.serving.adapter_modules import AdapterModule, adapter_problems, import_adapters, load_adapters
 from gateway.serving.call import Serving
 from gateway.serving.gateway import Gateway
 from gateway.telemetry.access_log import AccessLog, FailureLog

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from gateway import adapter_threads
-from gateway.adapter_threads import FEW_THREADS, MAX_THREADS, AdapterThreads
+from gateway.serving import adapter_threads
+from gateway.serving.adapter_threads import FEW_THREADS, MAX_THREADS, AdapterThreads
 
 
 class Work:

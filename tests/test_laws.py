@@ -27,8 +27,6 @@ LAYERS = [
     {"serving"},
     {"client", "backend"},
     {
-        "adapter_modules",
-        "adapter_threads",
         "plan",
         "telemetry",
         "exchange",

@@ -10,8 +10,6 @@ from functools import partial
 from typing import TypeVar
 
 from gateway.adapter import AdapterCall
-from gateway.adapter_modules import AdapterFailedError, AdapterModule
-from gateway.adapter_threads import MAX_THREADS
 from gateway.backend.asking import PIECE_BYTES
 from gateway.codec.dialects.arrays import adapter_call, array_bytes, at_once
 from gateway.codec.dialects.description import check_known, v2_metadata
@@ -23,6 +21,8 @@ from gateway.codec.v2.reply import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError
 from gateway.pacing import Pacer
 from gateway.policy.paths import find_path_fault
+from gateway.serving.adapter_modules import AdapterFailedError, AdapterModule
+from gateway.serving.adapter_threads import MAX_THREADS
 from gateway.serving.call import Call
 from gateway.serving.foreign import Foreign
 from gateway.serving.speech import Prepared, reading

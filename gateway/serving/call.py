@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gateway.adapter_modules import AdapterModule
 from gateway.backend.asking import BackendRequest, Body, Pieces
 from gateway.backend.attempt import Answer, Read, Transcode
 from gateway.backend.metadata import LIFE_S
@@ -28,6 +27,7 @@ from gateway.exchange import Attempt, Exchange
 from gateway.plan import BackendPlan, Plan
 from gateway.policy.crossing import Fields, transcoded_to_client
 from gateway.policy.routing import Match
+from gateway.serving.adapter_modules import AdapterModule
 
 if TYPE_CHECKING:
     from gateway.serving.gateway import Gateway

@@ -32,7 +32,7 @@ from gateway.codec.dialects.rows import RowOutputs, cut_rows, row_description
 from gateway.codec.dialects.walk import Walk
 from gateway.errors import CodecError, ErrorKind, GatewayError
 from gateway.serving.call import Call, Question
-from gateway.serving.rows import RowRequests
+from gateway.serving.row_requests import RowRequests
 from gateway.serving.speech import Decoder, Prepared, reading
 
 FRESH_S = 1.0

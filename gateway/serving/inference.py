@@ -21,7 +21,7 @@ from gateway.serving.batching import serve_batched
 from gateway.serving.call import Answered, Call
 from gateway.serving.foreign import dialect_of
 from gateway.serving.relaying import pass_back, pass_through
-from gateway.serving.rows import RowRequests, send_rows
+from gateway.serving.row_requests import RowRequests, send_rows
 from gateway.serving.speech import Prepared, prepare
 
 

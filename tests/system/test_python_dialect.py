@@ -21,14 +21,14 @@ import tritonclient.grpc.aio as triton
 import yaml
 from tritonclient.utils import InferenceServerException, deserialize_bytes_tensor
 
-from gateway.adapter_modules import PACKAGES, load_adapters
-from gateway.adapter_threads import MAX_THREADS
 from gateway.cli import main
 from gateway.codec.dialects.python import PARSED_PER_BYTE
 from gateway.config import inspect, parse
 from gateway.errors import ConfigError
 from gateway.policy.admission import Admission
 from gateway.process.application import Application
+from gateway.serving.adapter_modules import PACKAGES, load_adapters
+from gateway.serving.adapter_threads import MAX_THREADS
 from tests.batching.test_batching import ask, serving, together
 from tests.conftest import Client, Reply, access_lines, answering, lying, running
 from tests.grpc.conftest import address_of
@@ -810,7 +810,7 @@ async def test_a_process_ends_though_an_import_hangs(tmp_path: Path) -> None:
 def test_an_import_that_hangs_ends_check_and_the_start_with_words(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.adapter_modules.IMPORT_S", 0.05)
+    monkeypatch.setattr("gateway.serving.adapter_modules.IMPORT_S", 0.05)
     file = written(tmp_path, "import threading\nthreading.Event().wait(30)\n")
     config = tmp_path / "g.yaml"
     config.write_text(configuration("http://127.0.0.1:1", file))

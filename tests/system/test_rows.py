@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException, deserialize_bytes_tenso
 from gateway.codec.dialects.request import DialectRequest
 from gateway.codec.dialects.rows import RowOutputs
 from gateway.config.loading import inspect_bytes
-from gateway.serving.rows import RowRequests
+from gateway.serving.row_requests import RowRequests
 from tests.backend.endpoints import nobody
 from tests.conftest import HEADER_LENGTH, access_lines, running
 from tests.grpc.conftest import address_of

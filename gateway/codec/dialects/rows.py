@@ -4,7 +4,7 @@
     x [3, 4], rows: 2      two requests, in which x is [2, 4], [1, 4]:  rows 0 to 1, and row 2
 
 `RowCut` cuts a request; its tensors are views of the client's. `RowOutputs` puts the outputs of the answers together,
-in the rows' order, whatever the order of the answers. Not here: who sends the requests, and when (`serving.rows`).
+in the rows' order, whatever the order of the answers. Not here: sending the requests (`serving.row_requests`).
 """
 
 import math

@@ -7,7 +7,7 @@ import pytest
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from gateway.codec.tensors.datatypes import DATATYPES
-from gateway.codec.tensors.row_order import STEP_INDEXES, ORDER_STEP_ROWS, is_permutation, rows_in_order
+from gateway.codec.tensors.row_order import ORDER_STEP_ROWS, STEP_INDEXES, is_permutation, rows_in_order
 from tests.steps import run
 
 

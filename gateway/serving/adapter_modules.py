@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapter import Adapter, AdapterCall
-from gateway.adapter_threads import AdapterThreads
 from gateway.codec.dialects.arrays import request_of
 from gateway.codec.inference import NonFinite
 from gateway.codec.v2.error_bodies import shortened
 from gateway.config import Config
 from gateway.errors import CodecError, ConfigError
+from gateway.serving.adapter_threads import AdapterThreads
 
 IMPORT_S = 60.0
 """How long an import may take: at the start, in `check`, and in a reload, which one that hangs would end for ever."""
